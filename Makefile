@@ -1,0 +1,55 @@
+# Two commands do everything on a fresh Debian 12 or Ubuntu 24.04: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# PyTorch's public index of CPU builds, asked only when the configured package index does not offer the pinned build.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.complete
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: help env demo test lint format lock clean
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort
+
+env: $(STAMP)  ## Make .venv from the hash-locked requirements
+
+$(STAMP): requirements.lock requirements-torch.lock pyproject.toml
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh images/host-packages.sh
+	@rm -f $(STAMP)
+	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import platform, sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13) and platform.machine() == "x86_64"; \
+	  ok or sys.exit("error: the lock holds CPython 3.11 to 3.13 on x86_64, this is %s on %s (give another one: make PYTHON=python3.12 ...)" % (platform.python_version(), platform.machine()))'
+	@echo "installing the CPU build of PyTorch" && \
+	{ $(PIP) install --quiet --no-deps --require-hashes -r requirements-torch.lock 2>$(VENV)/torch.log || \
+	  $(PIP) install --quiet --no-deps --require-hashes --index-url $(TORCH_CPU_INDEX) -r requirements-torch.lock 2>>$(VENV)/torch.log || \
+	  { tail -n 3 $(VENV)/torch.log >&2; \
+	    echo "error: torch==2.13.0+cpu was not found for this Python, neither on the configured package index nor on $(TORCH_CPU_INDEX); the CUDA build is not taken instead (make TORCH_CPU_INDEX=<a mirror of it> env)" >&2; exit 3; }; }
+	@echo "installing the other locked requirements"
+	@$(PIP) install --quiet --require-hashes -r requirements.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(STAMP)
+
+demo: env  ## Run the whole EAGLE-3 loop on SmolLM2-135M (CPU, about 8 minutes)
+	$(BIN)/k25stack run stacks/smollm2-cpu.yaml -y
+
+test: env  ## Run the tests of the fast tier
+	$(BIN)/python -m pytest -m "not twins"
+
+lint: env  ## Ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: env  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: env  ## Resolve requirements.lock anew from pyproject.toml (needs uv)
+	printf 'torch==2.13.0+cpu\n' > $(VENV)/torch-constraint.txt
+	uv pip compile pyproject.toml --all-extras --universal --generate-hashes --python-version 3.11 \
+	  --constraint $(VENV)/torch-constraint.txt --no-emit-package torch --no-emit-package k25stack \
+	  --no-header --no-annotate --quiet --output-file requirements.lock
+
+clean:  ## Remove the environment and build leftovers (runs/ and state/ stay)
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,190 @@
+"""What one server asks of its cards and its host, from shapes alone (no torch, nothing is read or started).
+
+SGLang takes ``mem-fraction-static`` of a card for weights and cache.  It counts the cache of an EAGLE draft as if each
+of its layers cost what a target layer costs, sizes both pools for that many tokens, and then allocates what the draft
+really needs.  Beside latent attention that is far more: 64 heads of keys and values for one draft layer are 28 target
+layers.  The draft's own embedding is still there at that moment; the target's replaces it afterwards.
+vLLM divides ``gpu-memory-utilization`` of a card by what target and draft really need.
+
+Source: sglang 0.5.16 to 0.5.23 ``srt/model_executor/pool_configurator.py``, ``srt/arg_groups/memory_hook.py``,
+``srt/managers/scheduler.py`` (init_memory_pools); vllm 0.31.0 ``config/cache.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from k25stack.draft.spec import DraftSpec, size
+from k25stack.model.shapes import DTYPE_BYTES, Part, heads_per_gpu, kv_bytes_per_token, weight_parts
+
+if TYPE_CHECKING:
+    from k25stack.stack.model import Stack
+    from k25stack.stack.serving import Profile
+
+GIB = 1 << 30
+MIB = 1 << 20
+KV_BYTES = {"fp8": 1, "int8": 1, "bf16": 2, "bfloat16": 2, "float16": 2, "auto": 2}
+UTILIZATION = 0.92  # vLLM's default
+LOADERS = 8  # threads with which SGLang reads weight files, per card
+WHOLE = ("fc.weight",)  # of the draft, held by every card
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes per card unless the name says otherwise."""
+
+    engine: str
+    gpus: int
+    card: int  # the card's memory
+    parts: tuple[Part, ...]
+    weights: int
+    draft_weights: int
+    draft_embedding: int  # there while the pools are sized, replaced by the target's afterwards
+    fraction: float  # of the card, for weights and cache
+    reserve: int  # the rest of the card: graphs, activations, buffers
+    target_token: int  # cache of one token
+    draft_token: int
+    target_layers: int
+    tokens: int  # both pools are sized for so many
+    capped: bool  # by the profile, below what would fit
+    fitting: int  # tokens whose target and draft cache together fill the budget exactly
+    budget: int  # for cache
+    host_ram: int  # of the machine: at worst while weights are loaded, all cards together
+    loaders: int  # threads that read weight files, per card
+    shard: int  # bytes of one weight file
+    graphs: dict[str, int] = field(default_factory=dict)  # what the reserve is made of, as the engine estimates it
+
+    @property
+    def target_pool(self) -> int:
+        return self.tokens * self.target_token
+
+    @property
+    def draft_pool(self) -> int:
+        return self.tokens * self.draft_token
+
+    @property
+    def draft_share(self) -> float:
+        """Of the whole cache."""
+        both = self.target_token + self.draft_token
+        return self.draft_token / both if both else 0.0
+
+    @property
+    def draft_in_target_layers(self) -> float:
+        """How many layers of the target cost as much cache as the draft."""
+        return self.draft_token * self.target_layers / self.target_token if self.target_token else 0.0
+
+    @property
+    def over(self) -> int:
+        """Cache beyond the budget; what of it the reserve cannot take does not fit at all."""
+        return max(0, self.target_pool + self.draft_pool - self.budget)
+
+    @property
+    def largest_request(self) -> int:
+        """The largest single allocation of the draft's pool: keys and values of a layer are two."""
+        return self.draft_pool // 2
+
+
+def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int = LOADERS) -> MemoryPlan:
+    """The memory of one profile on the stack's host.  ``files``: into how many the weights are divided."""
+    tp, shape = profile.tensor_parallel, stack.target.shape
+    argv: dict[str, Any] = dict(profile.argv)
+    parts = tuple(weight_parts(stack.target))
+    weights = round(sum(part.per_gpu(tp) for part in parts))
+    card = (stack.host.gpu_memory_gib or 0) * GIB
+    spec = DraftSpec.from_dict(stack.draft_spec()) if profile.speculative else None
+    target_token = kv_bytes_per_token(shape, tp, kv_width(argv.get("kv-cache-dtype")))
+    draft_token = draft_bytes_per_token(spec, tp) if spec else 0
+    wide = DTYPE_BYTES[stack.target.dtype]
+    draft_weights = draft_bytes(spec, tp, wide) if spec else 0
+    lent = spec.target_vocab * spec.hidden * wide // tp if spec and profile.engine == "sglang" else 0
+    graphs = reserve_parts(profile, argv, shape.mla is not None)
+    fraction = static_fraction(profile, argv, card, sum(graphs.values()))
+    budget = max(0, round(card * fraction) - weights - draft_weights - lent)
+    counted = target_token + (target_token // shape.layers if spec else 0)  # as SGLang counts an EAGLE draft
+    both = target_token + draft_token
+    wanted = budget // (counted if profile.engine == "sglang" else both)
+    cap = argv.get("max-total-tokens")
+    tokens = min(wanted, cap) if isinstance(cap, int) else wanted
+    stored = sum(part.bytes for part in parts)
+    return MemoryPlan(
+        engine=profile.engine,
+        gpus=tp,
+        card=card,
+        parts=parts,
+        weights=weights,
+        draft_weights=draft_weights,
+        draft_embedding=lent,
+        fraction=fraction,
+        reserve=card - round(card * fraction),
+        target_token=target_token,
+        draft_token=draft_token,
+        target_layers=shape.layers,
+        tokens=tokens,
+        capped=tokens < wanted,
+        fitting=budget // both,
+        budget=budget,
+        host_ram=host_ram(stored, files, tp, loaders),
+        loaders=loaders,
+        shard=-(-stored // files),
+        graphs=graphs,
+    )
+
+
+def kv_width(dtype: Any) -> int:
+    """Bytes of one cached value for an engine's cache type."""
+    text = str(dtype or "auto")
+    return next((width for name, width in KV_BYTES.items() if text.startswith(name)), 2)
+
+
+def draft_bytes_per_token(spec: DraftSpec, tensor_parallel: int) -> int:
+    """Cache of one token on each card: keys and values of one Llama layer."""
+    return 2 * heads_per_gpu(spec.kv_heads, tensor_parallel) * spec.head_dim * 2
+
+
+def draft_bytes(spec: DraftSpec, tensor_parallel: int, wide: int) -> int:
+    """Weights of the draft on each card; the embedding is the target's."""
+    whole = sum(size(shape) for name, shape in spec.weights().items() if name in WHOLE or len(shape) == 1)
+    return round((whole + (spec.parameters() - whole) / tensor_parallel) * wide)
+
+
+def reserve_parts(profile: Profile, argv: dict[str, Any], latent: bool) -> dict[str, int]:
+    """What SGLang sets aside for graphs and activations, by its own rule of thumb; vLLM measures it at start."""
+    chunk = argv.get("chunked-prefill-size", argv.get("max-num-batched-tokens", 8192))
+    batch = argv.get(
+        "cuda-graph-max-bs-decode", argv.get("cuda-graph-max-bs", 512 if profile.tensor_parallel > 3 else 256)
+    )
+    eager = argv.get("cuda-graph-backend-decode") == "disabled" or argv.get("disable-cuda-graph") is True
+    prefill_graph = latent and not eager and argv.get("cuda-graph-backend-prefill") != "disabled"
+    return {
+        "activations": round(max(int(chunk), 2048) * 1.5 * MIB) + 512 * MIB,
+        "decode graphs": 0 if eager else int(batch) * 2 * MIB,
+        "prefill graphs": 1536 * MIB if prefill_graph else 0,
+        "parallel buffers": profile.tensor_parallel * 128 * MIB,
+    }
+
+
+def static_fraction(profile: Profile, argv: dict[str, Any], card: int, reserve: int) -> float:
+    """The share of a card for weights and cache: as given, else the engine's default."""
+    if profile.engine == "vllm":
+        return float(argv.get("gpu-memory-utilization", UTILIZATION))
+    given = argv.get("mem-fraction-static")
+    if given is not None:
+        return float(given)
+    if card > 60 * GIB:
+        reserve = max(reserve, 10 * GIB)
+    return round(1 - reserve / card, 3) if card else 0.0
+
+
+def host_ram(stored: int, files: int, gpus: int, loaders: int) -> int:
+    """Memory of the host that reading weights takes at worst: each card's process holds a file per thread and two more.
+
+    With memory-mapped files the pages are shared and can be dropped, so this is an upper bound; with mapping off it is
+    what is taken.  (sglang 0.5.20 ``srt/model_loader/weight_utils.py``.)
+    """
+    return gpus * (loaders + 2) * -(-stored // files)
+
+
+def loaders_for(ram: int, stored: int, files: int, gpus: int, share: float = 0.8) -> int:
+    """Threads per card with which loading stays within a share of the host's memory; 0 when even one is too many."""
+    return max(0, int(ram * share / (gpus * -(-stored // files))) - 2)

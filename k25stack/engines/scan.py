@@ -1,0 +1,210 @@
+"""A command line against a catalogue: which options it gives, with which values, and what their parser would refuse.
+
+The rules are those of argparse, which both engines build on: an exact name, else a name before ``=``, else the one
+name that begins so; a word that looks like an option is never a value, except a negative number or one with a space
+in it.  vLLM folds underscores in names into dashes, takes ``-O3``, and ``--some-config.key value`` for JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from k25stack.engines.catalogue import Catalogue, Finding, Option, judge_name
+from k25stack.engines.values import convert
+
+NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+Kind = Literal["name", "value", "missing", "unexpected", "stray", "required"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """One option of a command line."""
+
+    option: Option
+    spelled: str  # as it was typed, without its value
+    words: tuple[str, ...]
+    values: tuple[Any, ...]  # converted; a word that could not be stands as it is
+    position: int  # of its name in the line
+
+    @property
+    def opposite(self) -> bool:
+        """The spelling that turns a flag off: --no-..., or in vLLM --disable-... of an --enable-..."""
+        pair = any(name.startswith("--no-") for name in self.option.names)
+        return pair and self.spelled.replace("_", "-") != self.option.names[0]
+
+    @property
+    def value(self) -> Any:
+        """True for a bare flag (False for the opposite of one), one value, or all of several."""
+        if self.option.nargs == 0:
+            return not self.opposite
+        return self.values[0] if self.option.nargs in (None, "?") and self.values else list(self.values)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that the engine's parser refuses, or would refuse with another version's options."""
+
+    kind: Kind
+    word: str
+    message: str
+    fix: str
+    finding: Finding | None = None  # of the option's name
+
+
+@dataclass
+class Scan:
+    """What a line says; ``refusals`` are in its order."""
+
+    known: Catalogue
+    given: list[Given] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)  # words that belong to no option
+    refusals: list[Refusal] = field(default_factory=list)
+    dotted: list[tuple[str, str]] = field(default_factory=list)  # vLLM's --some-config.key, value
+
+    def last(self, name: str) -> Given | None:
+        """The option of this name (with dashes) that counts: the last one."""
+        option = self.known.options.get(name)
+        found = [given for given in self.given if given.option is option] if option else []
+        return found[-1] if found else None
+
+    def repeated(self) -> Iterator[list[Given]]:
+        """Options that are given more than once where only the last one counts."""
+        by_option: dict[int, list[Given]] = {}
+        for given in self.given:
+            by_option.setdefault(id(given.option), []).append(given)
+        return (found for found in by_option.values() if len(found) > 1 and not found[0].option.repeats)
+
+
+def scan(known: Catalogue, words: Sequence[str]) -> Scan:
+    """Read the words that follow the launcher (``sglang serve``, ``vllm serve``)."""
+    result = Scan(known)
+    rest = [*words]
+    position = 0
+    while position < len(rest):
+        word = rest[position]
+        if word == "--":
+            result.plain += rest[position + 1 :]
+            break
+        if not looks_like_option(word, known):
+            result.plain.append(word)
+            position += 1
+            continue
+        position = _take(result, rest, position)
+    _judge_plain(result)
+    for option in dict.fromkeys(known.options.values()):
+        if option.required and not any(given.option is option for given in result.given):
+            result.refusals.append(Refusal("required", option.name, f"{option.name} is missing", "give it"))
+    return result
+
+
+def looks_like_option(word: str, known: Catalogue) -> bool:
+    """Whether argparse takes a word for an option."""
+    if not word.startswith("-") or word == "-":
+        return False
+    if word in known.options or word.partition("=")[0] in known.options:
+        return True
+    if NEGATIVE.fullmatch(word):
+        return False
+    return " " not in word or _find(word, known)[0] is not None
+
+
+def _take(result: Scan, rest: Sequence[str], position: int) -> int:
+    """Read the option at ``position`` with its values; the position after them."""
+    word, known = rest[position], result.known
+    following = []
+    for later in rest[position + 1 :]:
+        if later == "--" or looks_like_option(later, known):
+            break
+        following.append(later)
+    name, equals, attached = word.partition("=")
+    if word in ("-h", "--help"):
+        return position + 1
+    if known.engine == "vllm" and "." in name:
+        return position + 1 + _dotted(result, name, attached if equals else None, following)
+    option, finding = _find(word, known)
+    if finding is not None and finding.problem != "dead" and finding.problem != "replaced":
+        result.refusals.append(Refusal("name", name, finding.message, finding.remedy, finding))
+    if option is None:  # its values are nobody's
+        return position + 1 + len(following)
+    return position + 1 + _values(result, option, name, attached if equals else None, following, position)
+
+
+def _find(word: str, known: Catalogue) -> tuple[Option | None, Finding | None]:
+    """The option that the parser takes ``word`` for, and what is wrong with its name."""
+    name = word if word in known.options else word.partition("=")[0]
+    if known.engine == "vllm" and name.startswith("--"):
+        name = name.replace("_", "-")
+    elif known.engine == "vllm" and re.fullmatch(r"-O=?\w+", word) and "--optimization-level" in known.options:
+        return known.options["--optimization-level"], None
+    if name in known.options:
+        return known.options[name], judge_name(known, name.lstrip("-"))
+    finding = judge_name(known, name.lstrip("-")) if name.startswith("--") else _short(known, name)
+    if finding is not None and finding.problem == "abbreviated":
+        return next(option for spelled, option in known.options.items() if spelled.startswith(name)), finding
+    return None, finding
+
+
+def _short(known: Catalogue, name: str) -> Finding:
+    return Finding(name.lstrip("-"), "unknown", f"{known.engine} {known.version} has no option {name}", "leave it out")
+
+
+def _values(
+    result: Scan, option: Option, name: str, attached: str | None, following: Sequence[str], position: int
+) -> int:
+    """Record the option with the values it takes; how many of the following words those are."""
+    least, most = _span(option, len(following))
+    if attached is not None:
+        taken: Sequence[str] = (attached,)
+        if option.nargs == 0:
+            result.refusals.append(Refusal("unexpected", name, f"{name} takes no value", f"write {option.name} alone"))
+            taken = ()
+        used = 0
+    elif name.startswith("-O") and name != "-O" and option.name == "--optimization-level":
+        taken, used = (name[2:].lstrip("="),), 0
+    else:
+        taken = following[:most]
+        used = len(taken)
+        if used < least:
+            what = "one value" if least == 1 else f"{least} values"
+            result.refusals.append(Refusal("missing", name, f"{name} needs {what}", "give it"))
+    values = []
+    for word in taken:
+        try:
+            values.append(convert(option, word, result.known.engine))
+        except ValueError as error:
+            values.append(word)
+            result.refusals.append(Refusal("value", name, f"{name} {word}: {error}", str(error)))
+    result.given.append(Given(option, name, tuple(taken), tuple(values), position))
+    return used
+
+
+def _span(option: Option, available: int) -> tuple[int, int]:
+    """How many values the option takes, at least and at most."""
+    if isinstance(option.nargs, int):
+        return option.nargs, option.nargs
+    most = 1 if option.nargs in (None, "?") else available
+    return int(option.nargs in (None, "+")), most
+
+
+def _dotted(result: Scan, name: str, attached: str | None, following: Sequence[str]) -> int:
+    """``--some-config.key value``: one key of an option that takes JSON."""
+    head, _, key = name.partition(".")
+    option, finding = _find(head, result.known)
+    if finding is not None and finding.problem in ("unknown", "ambiguous", "abbreviated"):
+        result.refusals.append(Refusal("name", head, finding.message, finding.remedy, finding))
+    if attached is None and not following:
+        result.refusals.append(Refusal("missing", name, f"{name} needs one value", "give it"))
+        return 0
+    if option is not None:
+        result.dotted.append((f"{option.name}.{key}", attached if attached is not None else following[0]))
+    return 0 if attached is not None else 1
+
+
+def _judge_plain(result: Scan) -> None:
+    """Words that stand alone: as many as the parser has places for."""
+    for word in result.plain[len(result.known.positionals) :]:
+        fix = "leave it out, or put it after its option"
+        result.refusals.append(Refusal("stray", word, f"{word!r} belongs to no option", fix))

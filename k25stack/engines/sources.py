@@ -1,0 +1,162 @@
+"""Where launch lines are found: typed text, shell scripts, ``docker inspect`` output.  Nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from k25stack.engines.command import MODULES, Command, Container, find_launcher, in_container, read_command
+from k25stack.errors import UsageError
+
+MAX_BYTES = 4 << 20
+VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+ASSIGN = re.compile(r"^\s*(export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+LAUNCHERS = (*MODULES, "sglang serve", "vllm serve", "docker run", "podman run", "nerdctl run")
+
+
+def read_launch(words: list[str]) -> tuple[Command, list[str], str]:
+    """The launch that ``words`` are or name, what could not be understood, and where it came from.
+
+    One word is a script or ``docker inspect`` output (``-``: on stdin), or a whole line in quotes; several are the
+    line itself.  Raises UsageError when there is no launch in it.
+    """
+    if words == ["-"]:
+        text = sys.stdin.read(MAX_BYTES)
+        read = read_inspect if text.lstrip()[:1] in ("[", "{") else read_script
+        return *read(text, "stdin"), "stdin"
+    if len(words) == 1 and Path(words[0]).exists():
+        return *read_source(Path(words[0])), words[0]
+    if len(words) == 1:
+        words = split(words[0], "import")
+    return read_command(words), [], "a launch line"
+
+
+def read_source(path: Path) -> tuple[Command, list[str]]:
+    """The launch of a script or of ``docker inspect`` output, and what of the text could not be understood.
+
+    Raises UsageError when there is no launch in it.
+    """
+    try:
+        raw = path.read_bytes()[: MAX_BYTES + 1]
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"larger than {MAX_BYTES} bytes", where=str(path), remedy="give the launch script")
+    text = raw.decode("utf-8", errors="replace")
+    if text.lstrip()[:1] in ("[", "{"):
+        return read_inspect(text, str(path))
+    return read_script(text, str(path))
+
+
+def read_script(text: str, where: str) -> tuple[Command, list[str]]:
+    """The first launch line of a shell script, with the variables that the script sets before it."""
+    variables: dict[str, str] = {}
+    exported: dict[str, str] = {}
+    unclear: list[str] = []
+    for line in logical_lines(text):
+        if any(launcher in line for launcher in LAUNCHERS):
+            words = split(expand(line, variables, unclear), where)
+            command = read_command(words)
+            if command.engine or command.container:
+                command.env = {**exported, **command.env}
+                command.words = before_redirection(command.words)
+                unclear += [f"{word}: not a plain word" for word in command.words if re.search(r"\$[{(@*\d]", word)]
+                return command, unclear
+        found = ASSIGN.match(line)
+        if found and not re.search(r"\s&&|\|\||;\s", found.group(3)):
+            export, name, value = found.groups()
+            words = split(expand(value, variables, unclear), where)
+            variables[name] = words[0] if words else ""
+            if export and export.startswith("export"):
+                exported[name] = variables[name]
+    raise UsageError("no launch of SGLang or vLLM found", where=where, remedy=f"looked for {', '.join(LAUNCHERS)}")
+
+
+def logical_lines(text: str) -> list[str]:
+    """Lines with their continuations joined, comments and blank lines left out."""
+    joined = re.sub(r"\\\r?\n", " ", text)
+    lines = (re.sub(r"(^|\s)#.*$", "", line) for line in joined.splitlines())
+    return [line.strip() for line in lines if line.strip()]
+
+
+def expand(text: str, variables: Mapping[str, str], unclear: list[str]) -> str:
+    """Variables put in where the script or a default gives them; others stay and are named in ``unclear``."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found.group(1) or found.group(3)
+        if name in variables:
+            return variables[name]
+        if found.group(2) is not None:
+            return found.group(2)
+        unclear.append(f"${name}: not set in the script")
+        return found.group(0)
+
+    if "$(" in text or "`" in text:
+        unclear.append(f"the output of a command: {text.strip()[:80]}")
+    return VARIABLE.sub(value, text)
+
+
+def split(text: str, where: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError as error:
+        raise UsageError(f"{error} in: {text[:80]}", where=where, remedy="mend the quotes") from None
+
+
+def before_redirection(words: list[str]) -> list[str]:
+    """Words up to a pipe, a redirection, a background sign or the next command."""
+    stop = next((i for i, word in enumerate(words) if re.fullmatch(r"[0-9&]?>{1,2}.*|<.*|\||\|\||&|&&|;", word)), None)
+    return words[:stop]
+
+
+def read_inspect(text: str, where: str) -> tuple[Command, list[str]]:
+    """The first container of ``docker inspect`` output that starts an engine.  Raises UsageError when none does."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not JSON: {error}", where=where, remedy="give the output of docker inspect") from None
+    for item in value if isinstance(value, list) else [value]:
+        config = item.get("Config") if isinstance(item, Mapping) else None
+        if isinstance(config, Mapping):
+            command = inspected(item, config)
+            if command.engine:
+                return command, []
+    raise UsageError("no container of SGLang or vLLM in it", where=where, remedy="give docker inspect NAME")
+
+
+def inspected(item: Mapping[str, Any], config: Mapping[str, Any]) -> Command:
+    """One container: docker has merged the image's entrypoint, command and environment into its config."""
+    words = [str(word) for key in ("Entrypoint", "Cmd") for word in config.get(key) or ()]
+    image = str(config.get("Image") or "")
+    entry = [str(word) for word in config.get("Entrypoint") or ()]
+    command = in_container(image, entry, words[len(entry) :])
+    if not find_launcher(words).engine and not find_launcher(entry).engine:
+        command.engine = ""
+    command.env = dict(str(pair).partition("=")[::2] for pair in config.get("Env") or ())
+    host = item.get("HostConfig") or {}
+    command.container = Container(
+        image=image,
+        entrypoint=tuple(entry),
+        shm_bytes=host.get("ShmSize"),
+        ipc=str(host.get("IpcMode") or ""),
+        ports=published(host.get("PortBindings") or {}),
+        network=str(host.get("NetworkMode") or ""),
+        privileged=bool(host.get("Privileged")),
+        other=[f"-v {bind}" for bind in host.get("Binds") or ()],
+    )
+    return command
+
+
+def published(bindings: Mapping[str, Any]) -> list[str]:
+    """``{"30000/tcp": [{"HostIp": "", "HostPort": "30000"}]}`` as ``:30000:30000``."""
+    found = []
+    for inside, outsides in bindings.items():
+        for outside in outsides or ():
+            address = str(outside.get("HostIp") or "0.0.0.0")
+            found.append(f"{address}:{outside.get('HostPort', '')}:{str(inside).partition('/')[0]}")
+    return found

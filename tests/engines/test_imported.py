@@ -1,0 +1,125 @@
+"""``stack import``: a rendered profile comes back as itself, and what has no place is listed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from k25stack import engines
+from k25stack.engines.command import read_command
+from k25stack.engines.imported import import_command
+from k25stack.engines.importtext import import_launch
+from k25stack.engines.launch import draft_name, launch_of, model_name
+from k25stack.errors import UsageError
+from k25stack.stack import Profile, Stack, load_stack
+
+STACKS = Path(__file__).resolve().parents[2] / "stacks"
+
+
+@cache
+def stack_of(stem: str) -> Stack:
+    return load_stack(STACKS / f"{stem}.yaml")
+
+
+PROFILES = [
+    (path.stem, name)
+    for path in sorted(STACKS.glob("kimi*.yaml"))
+    for name in stack_of(path.stem).serving.profiles  # every profile of a real engine
+]
+
+
+def rendered(stem: str, name: str, profile: Profile | None = None) -> tuple[list[str], dict[str, str]]:
+    stack = stack_of(stem)
+    chosen = profile or stack.profile(name)
+    start = launch_of(
+        stack,
+        chosen,
+        model=None if model_name(stack) else "/run/target",
+        draft=None if draft_name(chosen) else "/run/draft",
+    )
+    engine = engines.get(chosen.engine)
+    return engine.argv(chosen, start), engine.env(chosen, start)
+
+
+@pytest.mark.parametrize(("stem", "name"), PROFILES)
+def test_a_rendered_profile_comes_back_as_itself(stem: str, name: str) -> None:
+    """Render, import, render: the same command line, word for word up to the order of options."""
+    argv, env = rendered(stem, name)
+    stack = stack_of(stem)
+    version = stack.profile(name).version
+    words = [*(f"{key}={value}" for key, value in env.items()), *argv]
+    found = import_command(read_command(words), version=version)
+    assert found.unmapped == []
+    again = Profile.model_validate_json(json.dumps(found.profile))
+    back, back_env = rendered(stem, name, again)
+    assert sorted(back) == sorted(argv)
+    assert back_env == env
+
+
+def test_the_text_loads_and_names_what_it_left_out(tmp_path: Path) -> None:
+    line = (
+        "NCCL_P2P_LEVEL=SYS python3 -m sglang.launch_server --model-path moonshotai/Kimi-K2.5 --tp 8 --bogus 3 "
+        "--disable-cuda-graph --num-continuous-decode-steps 4 --cuda-graph-max-bs=64 --api-key hunter2 --host 0.0.0.0"
+    )
+    out = tmp_path / "mine.yaml"
+    text, notes = import_launch(shlex.split(line), "", "kimi-k2.5-8x-rtx-pro-6000", "mine", out)
+    out.write_text(text)
+    profile = load_stack(out).profile("mine")
+    assert (profile.engine, profile.version, profile.tensor_parallel) == ("sglang", "0.5.20", 8)
+    assert profile.env == {"NCCL_P2P_LEVEL": "SYS"}
+    assert profile.argv == {
+        "cuda-graph-backend-decode": "disabled",
+        "cuda-graph-backend-prefill": "disabled",
+        "cuda-graph-max-bs-decode": 64,
+    }
+    told = "\n".join(f"{title}: {line}" for title, line in notes)
+    for word in ("--bogus", "--num-continuous-decode-steps", "--api-key", "serving.host: 0.0.0.0", "target.source"):
+        assert word in told
+    assert "hunter2" not in text
+
+
+def test_an_eagle_line_becomes_eagle3_and_says_why() -> None:
+    line = (
+        "sglang serve m --speculative-algorithm EAGLE --speculative-draft-model-path drafts/of/mine "
+        "--speculative-num-steps 5"
+    )
+    found = import_command(read_command(shlex.split(line)), version="0.5.20")
+    assert found.profile["speculative"] == {"algorithm": "eagle3", "k": 5, "topk": 1, "draft": "./drafts/of/mine"}
+    assert found.profile["max_running"] == 48
+    told = " ".join(found.changed)
+    assert "bypasses" in told
+    assert "48" in told
+
+
+def test_vllm_json_and_negative_flags() -> None:
+    line = (
+        "vllm serve m -tp 8 --no-enable-prefix-caching "
+        """--speculative-config '{"method":"eagle3","model":"a/b","num_speculative_tokens":3}' --max-num-seqs 16"""
+    )
+    found = import_command(read_command(shlex.split(line)), version="0.31.0")
+    assert found.profile["speculative"]["draft"] == "a/b"
+    assert found.profile["argv"] == {"no-enable-prefix-caching": True}
+    assert found.unmapped == []
+
+
+def test_a_container_keeps_its_own_things_apart() -> None:
+    line = (
+        "docker run -e HF_TOKEN=x -e NCCL_PROTO=LL --shm-size 32g -p 8000:8000 vllm/vllm-openai:v0.31.0 serve m -tp 8"
+    )
+    found = import_command(read_command(shlex.split(line)))
+    assert found.profile["env"] == {"NCCL_PROTO": "LL"}
+    assert found.profile["version"] == "0.31.0"
+    assert any("vllm-openai" in line for line in found.elsewhere)
+    assert any("shm" in line for line in found.unmapped)
+    assert any("entrypoint" in line for line in found.changed)
+    assert "x" not in found.profile["env"].values()
+
+
+@pytest.mark.parametrize("line", ["ls -l", "python -m k25stack.reference.server --target m"])
+def test_what_is_no_launch_of_a_real_engine_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match="does not tell the engine"):
+        import_command(read_command(shlex.split(line)))
