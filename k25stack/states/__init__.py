@@ -1,0 +1,1 @@
+"""Hidden-state shards: planned, written whole, checked, read by random access."""

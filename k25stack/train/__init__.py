@@ -1,0 +1,1 @@
+"""EAGLE-3 training: prompts and samples, loss, data, loop, exact resume."""
