@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from k25stack.draft.config import sizes_from_config
 from k25stack.draft.formats import detect, function_of
 from k25stack.draft.layerids import IDS_KEY
-from k25stack.draft.mathematics import SWITCHES
+from k25stack.draft.mathematics import SWITCHES, Mathematics
 from k25stack.draft.names import LENT
 from k25stack.draft.provenance import CONFIG, PROVENANCE
 from k25stack.draft.source import spelled
@@ -31,8 +32,14 @@ def inspect_draft(directory: Path) -> dict[str, Any]:
         raise UsageError("no such directory", where=str(directory), remedy="give a draft directory")
     config, where = read_object(directory / CONFIG), str(directory / CONFIG)
     record = read_object(directory / PROVENANCE) if (directory / PROVENANCE).is_file() else None
-    form = "sglang" if record is None and "norm_output" in config else detect(config, record, where)
-    function = function_of(form, config, where)
+    try:
+        form = detect(config, record, where)
+    except UsageError:
+        form = "sglang"  # it may also be SpecForge's: the figures are the same
+    try:
+        function, special = function_of(form, config, where), None
+    except UsageError as error:  # figures can be given all the same, if the sizes are there
+        function, special = Mathematics(sizes_from_config(config, where)), str(error)
     spec = function.spec
     files = [WeightFile.open(path) for path in sorted(directory.glob("*.safetensors"))]
     if not files:
@@ -58,6 +65,7 @@ def inspect_draft(directory: Path) -> dict[str, Any]:
         "spec": spec.as_dict(),
         "switches": {name: getattr(function, name) for name in SWITCHES if hasattr(function, name)},
         "window": function.window,
+        "special": special,
         "tensors": tensors,
         "bytes": sum(file.header.bytes for file in files),
         "parameters": own,
@@ -90,6 +98,8 @@ def table(report: dict[str, Any]) -> Iterator[str]:
     on = [name for name, value in report["switches"].items() if value]
     yield f"format                {report['format']}, {', '.join(report['architectures'] or ['no architecture'])}"
     yield f"switches              {', '.join(on) or 'none on'}; window {report['window'] or 'none (full attention)'}"
+    if report["special"]:
+        yield f"not convertible       {report['special']}"
     yield f"parameters            {report['parameters']:,}"
     yield f"with the embedding    {report['parameters_with_embedding']:,}"
     yield f"keys and values       {report['kv_bytes_per_token']:,} B per token (2 bytes per value)"

@@ -36,7 +36,6 @@ class Option:
     required: bool = False
     repeats: bool = False  # given twice it adds up; any other option's last value wins
     deprecated: str | None = None  # the new spelling, "" when the parser tells none
-    refused: bool = False  # known only to be refused with advice
 
     @property
     def name(self) -> str:
@@ -117,7 +116,6 @@ def _option(names: list[str], facts: Mapping[str, Any]) -> Option:
         required=facts.get("required", False),
         repeats=facts.get("repeats", False),
         deprecated=facts.get("deprecated"),
-        refused=facts.get("refused", False),
     )
 
 

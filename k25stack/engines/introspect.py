@@ -105,8 +105,6 @@ def describe(action: argparse.Action) -> dict[str, Any]:
         found["repeats"] = True
     if (replacement := deprecated(action)) is not None:
         found["deprecated"] = replacement
-    if getattr(action, "error_message", None):
-        found["refused"] = True  # known to the parser, only to say what to write in its place
     return found
 
 

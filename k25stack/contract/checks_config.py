@@ -1,0 +1,202 @@
+"""C1, C6, C7, C8: the architecture, the target's width, the mathematics, the context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from k25stack.contract.facts import DraftFacts, Question, attempt
+from k25stack.contract.finding import Check, Verdict
+from k25stack.contract.keys import switch
+from k25stack.contract.rules import EngineRules
+from k25stack.draft.config import ARCHITECTURE
+from k25stack.draft.mathematics import window
+
+# Config types under which transformers builds the config of each layout, as both engines expect it.
+MODEL_TYPES = {"llama": {"llama"}, "mla": {"deepseek_v3", "deepseek_v2"}}
+
+
+def architecture(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
+    """C1: the engine has a class of this name."""
+    evidence = {"architectures": facts.config.get("architectures"), "known": sorted(rules.architectures)}
+    layout = rules.architectures.get(facts.architecture)
+    if layout is None:
+        converted = " (a speculators file: convert it)" if "speculators_config" in facts.config else ""
+        yield Check(
+            "C1",
+            rules.label,
+            Verdict.FAIL,
+            f"{rules.engine} has no draft class for {facts.config.get('architectures')!r}{converted}",
+            evidence,
+            f'write "architectures": ["{ARCHITECTURE}"] once names and mathematics agree with it',
+            rules.source,
+        )
+        return
+    model_type = facts.config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES[layout]:
+        yield Check(
+            "C1",
+            rules.label,
+            Verdict.FAIL if layout == "llama" or rules.engine == "vllm" else Verdict.WARN,
+            f"model_type is {model_type!r}",
+            {"model_type": model_type, "expected": sorted(MODEL_TYPES[layout])},
+            f"write {sorted(MODEL_TYPES[layout])[-1]}",
+            "vllm #45760 (an MLA draft named kimi_k2 gets the wrong cache)" if layout == "mla" else rules.source,
+        )
+        return
+    yield Check("C1", rules.label, Verdict.PASS, f"{facts.architecture} is known", evidence)
+
+
+def target_width(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
+    """C6: target_hidden_size is left out or the target's width, never null."""
+    assert facts.spec is not None
+    evidence = {"target_hidden_size": facts.config.get("target_hidden_size", "left out"), "hidden": facts.spec.hidden}
+    if "target_hidden_size" in facts.config and facts.config["target_hidden_size"] is None and rules.null_target_width:
+        message = f"target_hidden_size is null: {rules.null_target_width}"
+    elif facts.config.get("target_hidden_size", facts.spec.hidden) not in (None, facts.spec.hidden):
+        message = f"target_hidden_size {facts.config['target_hidden_size']} differs: the embedding cannot be shared"
+    else:
+        yield Check("C6", rules.label, Verdict.PASS, "the target's width", evidence)
+        return
+    fix = f"write {facts.spec.hidden} or leave the key out"
+    yield Check("C6", rules.label, Verdict.FAIL, message, evidence, fix, rules.source)
+
+
+def fits_target(facts: DraftFacts, question: Question) -> Iterator[Check]:
+    """C6: width and vocabulary are the target's."""
+    spec, target = facts.spec, question.target
+    if spec is None or target is None:
+        return
+    evidence = {"draft": [spec.hidden, spec.target_vocab], "target": [target.hidden, target.vocab]}
+    if evidence["draft"] == evidence["target"]:
+        yield Check("C6", "files", Verdict.PASS, "width and vocabulary are the target's", evidence)
+    else:
+        message = "hidden_size and vocab_size are not the target's"
+        yield Check("C6", "files", Verdict.FAIL, message, evidence, "use a draft of this target")
+
+
+def mathematics(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
+    """C7: the engine has the mathematics that each switch asks for (T8: SGLang has no norm_before_residual)."""
+    layout = rules.architectures.get(facts.architecture, "llama")
+    wrong = False
+    for name, values in rules.computed(layout).items():
+        asked = requested(facts, name)
+        if asked is None or any(asked == value and type(asked) is type(value) for value in values):
+            continue
+        wrong = True
+        yield Check(
+            "C7",
+            rules.label,
+            Verdict.FAIL,
+            f"{name} is {asked!r}; {rules.engine} {rules.judged_as} computes {' or '.join(map(repr, values))}",
+            {name: asked, "computed": values},
+            f"train with {name} {values[0]!r}; it cannot be folded into the weights",
+            rules.source,
+        )
+    for check in sliding(facts, rules):
+        wrong = True
+        yield check
+    if not wrong:
+        yield Check("C7", rules.label, Verdict.PASS, "all switches are computed as written")
+
+
+def sliding(facts: DraftFacts, rules: EngineRules) -> Iterator[Check]:
+    """A window that the draft was trained with and this engine does not take from its config."""
+    size, problem = attempt(lambda: window(facts.config), None)
+    if problem:
+        yield Check("C7", rules.label, Verdict.FAIL, problem, {}, "write the number of tokens, or leave the keys out")
+        return
+    listed = isinstance(facts.config.get("layer_types"), list)
+    if size is None or (rules.draft_window == "config" and listed):
+        return
+    if rules.draft_window == "config":
+        fix = 'write "layer_types": ["sliding_attention"]: it reads nothing else'
+    else:
+        flag = "give --speculative-draft-window-size when serving, or " if rules.draft_window == "flag" else ""
+        fix = f"{flag}train with full attention"
+    yield Check(
+        "C7",
+        rules.label,
+        Verdict.WARN if rules.draft_window == "flag" else Verdict.FAIL,
+        f"sliding_window is {size!r}; {rules.engine} attends to everything",
+        {"sliding_window": size},
+        fix,
+        rules.source,
+    )
+
+
+def requested(facts: DraftFacts, name: str) -> Any:
+    """What the config asks for under this switch, where the engines look for it; None when it asks for nothing."""
+    if name == "norm_before_fc":
+        return switch(facts.config, name)
+    if name == "num_aux_hidden_states" and facts.spec is not None:
+        return facts.spec.aux
+    value = facts.config.get(name)
+    if name == "rope_scaling" and isinstance(value, dict):
+        return None if value.get("rope_type", value.get("type", "default")) == "default" else value
+    return value
+
+
+def written_out(facts: DraftFacts, question: Question) -> Iterator[Check]:
+    """C7: norm_before_residual is said, not left to a default that differs between formats."""
+    if "norm_before_residual" in facts.config:
+        return
+    yield Check(
+        "C7",
+        "files",
+        Verdict.WARN,
+        "norm_before_residual is left out: false in a plain config, true in a speculators one",
+        {},
+        "write it out as it was trained",
+        "vllm transformers_utils/configs/speculators/algos.py",
+    )
+
+
+def ambiguous(facts: DraftFacts, question: Question) -> Iterator[Check]:
+    """C7: norm_output of SpecForge and of the engines are two things."""
+    if facts.record is not None or facts.config.get("norm_output") is not True:
+        return
+    yield Check(
+        "C7",
+        "files",
+        Verdict.WARN,
+        "norm_output is on: the engines feed the normed state on; a SpecForge draft was not trained so",
+        {"norm_output": True},
+        "if SpecForge wrote it: k25stack draft convert DIR --from specforge",
+        "SpecForge modeling/draft/llama3_eagle.py, sglang and vllm llama_eagle3.py",
+    )
+
+
+def trained_context(facts: DraftFacts, question: Question) -> Iterator[Check]:
+    """C8: positions beyond those that the draft was trained for."""
+    served = question.context or (question.target.context if question.target else None)
+    spec = (facts.record or {}).get("spec")
+    trained = spec.get("max_position") if isinstance(spec, dict) else None
+    if served is None or type(trained) is not int or trained >= served:
+        return
+    message = f"trained for {trained} positions, {served} are served: expect lower acceptance beyond them"
+    fix = "train on documents of the served length, or serve a shorter context"
+    yield Check("C8", "files", Verdict.WARN, message, {"trained": trained, "served": served}, fix)
+
+
+def context(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
+    """C8: the draft's position limit covers the served context."""
+    assert facts.spec is not None
+    served = question.context or (question.target.context if question.target else None)
+    if served is None:
+        return
+    evidence = {"max_position_embeddings": facts.spec.max_position, "served": served}
+    if facts.spec.max_position >= served:
+        yield Check("C8", rules.label, Verdict.PASS, "positions cover the context", evidence)
+        return
+    refuses = rules.short_draft_context == "fail"
+    yield Check(
+        "C8",
+        rules.label,
+        Verdict.FAIL if refuses else Verdict.WARN,
+        f"max_position_embeddings {facts.spec.max_position} under the context {served}: "
+        + ("the engine refuses to start" if refuses else "no drafting beyond it"),
+        evidence,
+        f"write at least {served}, or serve a shorter context",
+        "sglang srt/configs/model_config.py, vllm config/speculative.py",
+    )

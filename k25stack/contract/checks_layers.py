@@ -1,0 +1,114 @@
+"""C5: the tensors that an engine will capture are the ones that the draft was trained on (T1, T6, T7).
+
+What counts is what is captured, not what is written: the same list means other layers in another engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from k25stack.contract.facts import DraftFacts, Question
+from k25stack.contract.finding import Check, Verdict
+from k25stack.contract.rules import EngineRules
+from k25stack.draft.layerids import FAMILIES, default_layers
+
+TITLE = "captured layers"
+
+
+def captured(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
+    """One result per code path of the engine that reads layer ids."""
+    family = target_family(facts, question)
+    if question.target is not None and question.target.model_type in rules.targets_without_capture:
+        message = f"{rules.engine} {rules.judged_as} cannot capture states of a {question.target.model_type} target"
+        yield Check("C5", rules.label, Verdict.FAIL, message, {}, "use a newer version", rules.source)
+        return
+    if switch_off(facts.config):
+        yield Check(
+            "C5",
+            rules.label,
+            Verdict.FAIL,
+            "eagle_config.use_aux_hidden_state is false: fc is bypassed or unused (trap T1)",
+            {"eagle_config": facts.config.get("eagle_config")},
+            "write true",
+            rules.source,
+        )
+    for path, keys in rules.id_keys.items():
+        yield judge_path(path, keys, facts, rules, question, family)
+
+
+def judge_path(
+    path: str, keys: Sequence[str], facts: DraftFacts, rules: EngineRules, question: Question, family: str
+) -> Check:
+    key, written = first_list(facts.config, keys)
+    shown: dict[str, Any] = {"read_from": key or "nowhere", "written": written, "family": family or "unknown"}
+    if path:
+        shown["path"] = path
+
+    def result(verdict: Verdict, message: str, fix: str = "") -> Check:
+        return Check("C5", rules.label, verdict, f"{TITLE}: {message}", shown, fix, rules.source)
+
+    if key and not ids(written):
+        return result(Verdict.FAIL, f"{key} is {written!r}, not a list of layer numbers", "write whole numbers")
+    if not family and len(set(rules.shift.values())) > 1:
+        return result(Verdict.UNKNOWN, "the target family is not known", "give the target's config")
+    layers = question.target.layers if question.target else None
+    if key:
+        seen = rules.shift_of(family or FAMILIES[0])(written)
+    elif layers is not None:
+        seen = default_layers(layers)
+    else:
+        return result(Verdict.UNKNOWN, "no list is read, the default depends on the target", "give the target's config")
+    shown["captured"] = seen
+    wanted = canonical(facts, question)
+    shown["canonical"] = wanted
+    assert facts.spec is not None
+    if seen != sorted(set(seen)) or len(seen) != facts.spec.aux:
+        return result(Verdict.FAIL, f"{seen} is not {facts.spec.aux} rising layers", "write one rising id per state")
+    if seen[0] < 1 or (layers is not None and seen[-1] > layers - (0 if rules.captures_last_output else 1)):
+        return result(Verdict.FAIL, f"{seen} cannot be captured from {layers or 'these'} layers", "choose inner layers")
+    if wanted is None:
+        fix = "give the canonical ids with --layers, or write k25stack.json"
+        return result(Verdict.UNKNOWN, f"{seen}, but nobody says what it was trained on", fix)
+    if seen != wanted:
+        fix = f"write lists that make it capture {wanted}: k25stack packages and converts so"
+        guessed = "" if key else " by default, since no list is read"
+        return result(Verdict.FAIL, f"{seen}{guessed}, trained on {wanted} (traps T6, T7)", fix)
+    return result(Verdict.PASS, f"{seen} as trained")
+
+
+def first_list(config: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, Any]:
+    """The first of the dotted ``keys`` that has a value, and that value; ("", None) when there is none."""
+    for key in keys:
+        value: Any = config
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value:
+            return key, value
+    return "", None
+
+
+def ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def switch_off(config: Mapping[str, Any]) -> bool:
+    eagle = config.get("eagle_config")
+    return isinstance(eagle, Mapping) and not eagle.get("use_aux_hidden_state", True)
+
+
+def target_family(facts: DraftFacts, question: Question) -> str:
+    """From the target given, else from the draft's record; empty when neither says."""
+    if question.target is not None:
+        return question.target.family
+    target = (facts.record or {}).get("target")
+    family = target.get("family") if isinstance(target, Mapping) else None
+    return family if family in FAMILIES else ""
+
+
+def canonical(facts: DraftFacts, question: Question) -> list[int] | None:
+    """The layers it was trained on: as asked, else as recorded; None when neither says."""
+    if question.layers is not None:
+        return list(question.layers)
+    recorded = (facts.record or {}).get("canonical_layers")
+    return recorded if ids(recorded) else None

@@ -1,0 +1,126 @@
+"""Checks of one launch line (C10, C11 of the engine contract): refused before a server is started.
+
+Each rule is a small function that looks at one `Launch` and yields results; it is a row of ``TABLE``.  Ids:
+
+====  ===========================================  ====  ===========================================
+L0    the version has an option catalogue          L20   backend without kernels for the card
+L1    unknown or ambiguous option                  L21   precision lowered without saying so
+L2    abbreviated option                           L22   batches without a graph
+L3    bad value                                    L30   prefix cache on while states are taken
+L4    deprecated option                            L31   states of the last layer only
+L5    dead option (T10)                            L40   code of an unpinned model
+L6    word too many or too few                     L41   an API open to every interface
+L7    option given twice                           L42   a key on the command line
+L10   EAGLE with an EAGLE-3 draft (T1)             L43   version below the security floor
+L11   speculation capped at 48 requests (T9)       L44   ``serve`` said twice
+L12   steps, topk and draft tokens disagree        L45   small shared memory
+L13   draft missing                                L46   image not pinned by digest
+L14   draft options without an algorithm           L47   environment that changes what is measured
+L15   draft inherits the quantization              N0-3  NCCL
+L16   draft inherits the attention backend
+L17   draft inherits random weights
+L18   options without effect on an EAGLE-3 draft
+====  ===========================================  ====  ===========================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from k25stack.contract import launch_draft, launch_gpu, launch_options, launch_safety
+from k25stack.contract.finding import Check, Result, Verdict
+from k25stack.engines.catalogue import catalogue
+from k25stack.engines.command import Command, read_command
+from k25stack.engines.facts import LaunchFacts, launch_facts
+from k25stack.engines.scan import Scan, scan
+from k25stack.errors import UsageError
+
+GPUS = {"sm80": "A100", "sm86": "A40, RTX 30", "sm89": "L40S, RTX 40", "sm90": "H100, H200", "sm100": "B200",
+        "sm103": "B300", "sm120": "RTX PRO 6000 Blackwell, RTX 50", "sm121": "GB10"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch line and what is known around it."""
+
+    command: Command
+    engine: str
+    version: str
+    gpu: str = ""  # as "sm120"; empty: not told
+    group: str = ""  # what the checks are filed under
+    eagle3: bool | None = None  # the draft is an EAGLE-3 one; None: not known
+    mla: bool | None = None  # the target has latent attention; None: not known
+    requests: int = 0  # as many at once will be asked of it; 0: not known
+    nccl: str = ""  # NCCL's version
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def line(self) -> Scan:
+        known = catalogue(self.engine, self.version)
+        if known is None:
+            raise UsageError(f"no option catalogue for {self.engine}", where="check", remedy="sglang or vllm")
+        return scan(known, self.command.words)
+
+    @cached_property
+    def facts(self) -> LaunchFacts:
+        return launch_facts(self.line, {**self.command.env, **self.env})
+
+    @property
+    def label(self) -> str:
+        return self.group or f"{self.engine}@{self.version}"
+
+    def finding(
+        self, id: str, verdict: Verdict, message: str, evidence: Mapping[str, object], fix: str, source: str
+    ) -> Check:
+        return Check(id, self.label, verdict, message, evidence, fix, source)
+
+
+Rule = Callable[[Launch], Iterator[Check]]
+TABLE: tuple[Rule, ...] = (
+    *launch_options.RULES,
+    *launch_draft.RULES,
+    *launch_gpu.RULES,
+    *launch_safety.RULES,
+)
+
+
+def check_launch(launch: Launch) -> tuple[Check, ...]:
+    """Every rule over one launch."""
+    return tuple(check for rule in TABLE for check in rule(launch))
+
+
+def is_launch(words: Sequence[str]) -> bool:
+    """Whether the words are a command line and not targets: an option among them, or a program that starts servers."""
+    return any(word.startswith("-") for word in words) or bool(read_command(words).launcher)
+
+
+def check_argv(words: Sequence[str], engine: str = "", gpu: str = "", nccl: str = "") -> Result:
+    """Judge a launch line as it is typed; ``engine`` as sglang@0.5.20, needed where the line does not tell it.
+
+    Raises UsageError when no engine or version is known, or when the two contradict.
+    """
+    command = read_command(words)
+    named, _, version = engine.partition("@")
+    if named and command.engine and named != command.engine:
+        raise UsageError(f"a launch of {command.engine}, not of {named}", where="--engine", remedy="leave it out")
+    found, version = named or command.engine, version or command.version
+    if not found or not version:
+        missing = "engine" if not found else "version"
+        raise UsageError(f"the line does not tell the {missing}", where="check", remedy="give --engine sglang@0.5.20")
+    launch = Launch(command, found, version, gpu=gpu_name(gpu), nccl=nccl)
+    return Result(" ".join(words[:6]) + (" ..." if len(words) > 6 else ""), "launch", check_launch(launch))
+
+
+def gpu_name(text: str) -> str:
+    """``sm120`` from sm120, sm_120, 12.0 or 120; empty from nothing.  Raises UsageError for anything else."""
+    if not text:
+        return ""
+    found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)[af]?", text.strip().lower())
+    name = f"sm{found.group(1)}{found.group(2)}" if found else ""
+    if name not in GPUS:
+        known = ", ".join(f"{key} ({cards})" for key, cards in GPUS.items())
+        raise UsageError(f"{text!r} is no card that is known", where="--gpu", remedy=f"one of {known}")
+    return name

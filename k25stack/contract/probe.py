@@ -1,0 +1,243 @@
+"""Ask a running server real prompts and keep raw counters and outputs, request by request.
+
+Counters come from each reply where the engine puts them there, else from the difference of its metrics around one
+request at a time (vLLM).  Rounds cut by the end of a response are taken out.  ``/server_info`` is never asked for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from k25stack import engines
+from k25stack.bench.prompts import PromptSet, from_samples, questions
+from k25stack.engines.cut import missing_tokens, split_cut
+from k25stack.engines.info import PATHS, ServerFacts, facts_of
+from k25stack.engines.protocol import Counters
+from k25stack.errors import HostError, UsageError
+from k25stack.speculation import RoundCounts
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from k25stack.bench.client import Client
+    from k25stack.bench.records import Prompt
+
+MAX_TOKENS = 256
+UNCOUNTED = 8  # requests to a server without speculative counters
+SETTLE_S = 0.05  # between two readings of metrics that must agree before a request counts as over
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How much to ask."""
+
+    samples: Path | None = None  # held-out rows; None: the shipped questions
+    target: Path | None = None  # its tokenizer turns questions into ids, so that outputs can be re-scored
+    max_tokens: int | None = None
+    rounds: int = 1500  # stop when so many complete rounds were seen
+    seconds: float = 300.0  # or when this time is over
+    concurrency: int = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request: token ids where the server gives them, and its rounds where the engine counts them."""
+
+    key: str
+    cluster: str
+    prompt_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...] | None
+    finish: str | None
+    rounds: RoundCounts | None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a server answered."""
+
+    engine: str
+    model: str
+    facts: ServerFacts
+    answers: tuple[Answer, ...] = ()
+    errors: tuple[str, ...] = ()
+    recorded: bool = False  # the prompts are those of a prediction
+    decode: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def per_prompt(self) -> list[RoundCounts]:
+        """Rounds by prompt, all turns of one together; only requests that were counted."""
+        found: dict[str, RoundCounts] = {}
+        for answer in self.answers:
+            if answer.rounds is not None:
+                found[answer.cluster] = (
+                    found[answer.cluster] + answer.rounds if answer.cluster in found else answer.rounds
+                )
+        return list(found.values())
+
+    def total(self) -> RoundCounts | None:
+        """All complete rounds; None when the server does not speculate or does not count."""
+        rounds = self.per_prompt
+        return sum(rounds[1:], rounds[0]) if rounds else None
+
+
+def prompts_for(ask: Ask) -> PromptSet:
+    """Held-out rows, or the shipped questions, as token ids where the target's tokenizer is at hand."""
+    if ask.samples is not None:
+        return from_samples(ask.samples, "held_out")
+    found = questions()
+    if ask.target is None:
+        return found
+    from dataclasses import replace
+
+    from k25stack.model.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(ask.target)
+    rendered = [
+        replace(prompt, ids=tuple(tokenizer.ids_of_chat([dict(message) for message in prompt.messages])), messages=())
+        for prompt in found.prompts
+    ]
+    return replace(found, prompts=tuple(rendered))
+
+
+def probe(url: str, ask: Ask) -> Probe:
+    """Find out what the server is and ask it.  Raises HostError when nobody answers, UsageError for no known engine."""
+    from k25stack.bench.ondemand import detect
+
+    name = detect(url)
+    return asyncio.run(_Prober(url.rstrip("/"), name, ask).run(prompts_for(ask)))
+
+
+class _Prober:
+    def __init__(self, url: str, name: str, ask: Ask) -> None:
+        self.url, self.engine, self.ask = url, engines.get(name), ask
+        self.answers: list[Answer] = []
+        self.errors: list[str] = []
+        self.seen = 0
+        self.until = time.monotonic() + ask.seconds
+
+    async def run(self, prompts: PromptSet) -> Probe:
+        from k25stack.bench.client import Client, session
+
+        async with session() as connections:
+            client = Client(self.url, connections, self.engine.request_counters)
+            models = await client.models(self.engine.models_path)
+            if not models:
+                raise HostError("the server lists no model", where=self.url, remedy="see its log")
+            model, facts = str(models[0].get("id")), await self.facts(client)
+            before = await self.metrics(client)
+            alone = before.verify_calls is not None and self.engine.name == "vllm"
+            tokens = self.ask.max_tokens or prompts.max_tokens or MAX_TOKENS
+            queue = list(prompts.prompts)
+            slots = 1 if alone else self.ask.concurrency
+
+            async def slot() -> None:
+                while queue and self.more() and time.monotonic() < self.until:
+                    await self.one(client, queue.pop(0), model, tokens, alone)
+
+            await asyncio.gather(*(slot() for _ in range(slots)))
+        return Probe(
+            self.engine.name, model, facts, tuple(self.answers), tuple(self.errors),
+            self.ask.samples is not None, {"temperature": 0.0, "max_tokens": tokens},
+        )  # fmt: skip
+
+    def more(self) -> bool:
+        """Whether another request tells anything: a server that does not speculate is asked a few."""
+        counted = any(answer.rounds is not None for answer in self.answers)
+        return self.seen < self.ask.rounds if counted else len(self.answers) < UNCOUNTED
+
+    async def facts(self, client: Client) -> ServerFacts:
+        """What the server says of itself; empty where it says nothing."""
+        for path in PATHS[self.engine.name]:
+            try:
+                info = json.loads(await client.text(path))
+            except (HostError, ValueError):
+                continue
+            if isinstance(info, dict):
+                return facts_of(self.engine.name, info)
+        return ServerFacts()
+
+    async def metrics(self, client: Client) -> Counters:
+        return self.engine.counters(await client.text(self.engine.metrics_path))
+
+    async def settled(self, client: Client) -> Counters:
+        """Metrics that no longer change: engines add them up a moment after the reply."""
+        last = await self.metrics(client)
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            now = await self.metrics(client)
+            if now == last:
+                return now
+            last = now
+
+    async def one(self, client: Client, prompt: Prompt, model: str, tokens: int, alone: bool) -> None:
+        before = await self.settled(client) if alone else None
+        try:
+            reply = await self.post(client.session, prompt, model, tokens)
+        except (OSError, ValueError, TimeoutError) as error:
+            self.errors.append(f"{prompt.key}: {str(error) or type(error).__name__}")
+            return
+        choice = (reply.get("choices") or [{}])[0]
+        completion = (reply.get("usage") or {}).get("completion_tokens")
+        rounds = self.engine.request_counters(reply)
+        if alone and before is not None:
+            rounds = from_metrics((await self.settled(client)).since(before), completion)
+        self.seen += rounds.verify_calls if rounds else 0
+        ids = choice.get("token_ids")
+        self.answers.append(
+            Answer(
+                prompt.key,
+                prompt.cluster,
+                prompt.ids,
+                choice.get("text") or (choice.get("message") or {}).get("content") or "",
+                tuple(ids) if ids else None,
+                choice.get("finish_reason"),
+                rounds,
+            )
+        )
+
+    async def post(self, connections: aiohttp.ClientSession, prompt: Prompt, model: str, tokens: int) -> dict[str, Any]:
+        import aiohttp
+
+        body: dict[str, Any] = {"model": model, "max_tokens": tokens, "temperature": 0.0, "return_token_ids": True}
+        body |= self.engine.request_options()
+        body |= {"prompt": list(prompt.ids)} if prompt.ids else {"messages": [dict(one) for one in prompt.messages]}
+        path = "/v1/completions" if prompt.ids else "/v1/chat/completions"
+        limit = aiohttp.ClientTimeout(total=600)
+        try:
+            async with connections.post(self.url + path, json=body, timeout=limit) as response:
+                text = await response.text()
+        except aiohttp.ClientError as error:
+            raise OSError(str(error) or type(error).__name__) from None
+        if response.status != 200:
+            raise ValueError(f"HTTP {response.status}: {text.strip()[:160]}")
+        reply = json.loads(text)
+        if not isinstance(reply, dict):
+            raise ValueError("the answer is no JSON object")
+        return reply
+
+
+def from_metrics(difference: Counters, completion: int | None) -> RoundCounts | None:
+    """Rounds of one request from the metrics around it, its cut round taken out."""
+    whole = difference.rounds()
+    if whole is None or not whole.verify_calls:
+        return whole
+    k = whole.proposed // whole.verify_calls
+    return split_cut(whole, k, 0 if completion is None else missing_tokens(whole, completion))
+
+
+def served_k(rounds: RoundCounts) -> int:
+    """Draft tokens per round."""
+    return rounds.proposed // rounds.verify_calls if rounds.verify_calls else 0
+
+
+def require_url(text: str) -> str:
+    """Raise UsageError for what is no http address."""
+    if not text.startswith(("http://", "https://")):
+        raise UsageError("not an http address", where=text, remedy="as http://127.0.0.1:30000")
+    return text

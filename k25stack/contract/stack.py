@@ -1,0 +1,76 @@
+"""Checks of a stack file: it loads, and every profile's launch line holds against its engine version and its card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from k25stack.contract.finding import Check, Result, Verdict
+from k25stack.errors import StackError, UsageError
+
+if TYPE_CHECKING:
+    from k25stack.stack.model import Stack
+    from k25stack.stack.serving import Profile
+
+MADE = "/run/{}"  # stands for a directory that a run makes
+
+
+def check_stack(path: Path, profile: str = "", gpu: str = "", nccl: str = "") -> Result:
+    """Judge a stack file, or one profile of it, for its own card or for ``gpu``.
+
+    Raises UsageError when there is no such profile or card.
+    """
+    from k25stack.contract.launch import gpu_name
+    from k25stack.stack import load_stack
+
+    try:
+        stack = load_stack(path)
+    except StackError as error:
+        found = Check("S1", "file", Verdict.FAIL, f"{error.where}: {error.what}", {}, error.remedy)
+        return Result(str(path), "stack", (found,))
+    card = gpu_name(gpu or stack.host.compute_capability or "")
+    checks = [Check("S1", "file", Verdict.PASS, "loads", {"name": stack.name})]
+    chosen = {profile: stack.profile(profile)} if profile else stack.serving.profiles
+    for name, one in chosen.items():
+        checks.extend(profile_checks(stack, name, one, card, nccl))
+    return Result(str(path), "stack", tuple(checks))
+
+
+def profile_checks(stack: Stack, name: str, profile: Profile, gpu: str, nccl: str) -> Iterator[Check]:
+    """S2 for a profile that cannot be rendered, else the checks of its launch line."""
+    from k25stack import engines
+    from k25stack.contract.launch import Launch, check_launch
+    from k25stack.engines.command import read_command
+    from k25stack.engines.launch import draft_name, launch_of, model_name
+
+    engine = engines.get(profile.engine)
+    label = f"{profile.engine}@{profile.version}"
+    if profile.engine == "reference":
+        yield Check("S2", name, Verdict.PASS, "the engine of this package takes typed keys only", {"engine": label})
+        return
+    try:
+        start = launch_of(
+            stack,
+            profile,
+            model=None if model_name(stack) else MADE.format("target"),
+            draft=None if draft_name(profile) else MADE.format("draft"),
+        )
+        argv, env = engine.argv(profile, start), engine.env(profile, start)
+    except UsageError as error:
+        yield Check("S2", name, Verdict.FAIL, error.what, {"engine": label}, error.remedy)
+        return
+    measured = name in stack.bench_profiles()
+    launch = Launch(
+        read_command(argv),
+        profile.engine,
+        profile.version,
+        gpu=gpu,
+        group=name,
+        eagle3=True if profile.speculative else None,
+        mla=stack.target.shape.mla is not None,
+        requests=max(stack.bench.concurrency) if measured else 0,
+        nccl=nccl,
+        env=env,
+    )
+    yield from check_launch(launch)

@@ -1,0 +1,172 @@
+"""The checks of a running server, U1 to U9 (SGLang, vLLM, reference).
+
+Real prompts are sent and counted request by request; nothing on the server is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k25stack.contract import diagnosis, logs, outputs
+from k25stack.contract.draft import check_draft
+from k25stack.contract.facts import Question
+from k25stack.contract.finding import Check, Result, Verdict
+from k25stack.contract.probe import Ask, Probe, probe, require_url, served_k
+from k25stack.draft.provenance import PROVENANCE
+from k25stack.draft.target import TargetFacts, read_object
+from k25stack.errors import HostError, UsageError
+from k25stack.speculation import RoundCounts, bootstrap_by_prompt
+from k25stack.speculation.verdicts import ENOUGH_ROUNDS, NOTHING, gap_ratio
+
+GROUP = "server"
+SEED = 20260101  # of the interval: one probe prints one interval
+
+
+@dataclass(frozen=True)
+class UrlQuestion:
+    """What the server is held against; None where the caller does not know."""
+
+    draft: Path | None = None  # the draft that it serves
+    target: Path | None = None  # model directory, for re-scoring its outputs
+    samples: Path | None = None  # held-out rows of the prediction
+    baseline: str | None = None  # the same target without a draft
+    log: Path | None = None
+    layers: tuple[int, ...] | None = None
+    rounds: int = ENOUGH_ROUNDS
+    seconds: float = 300.0
+    max_tokens: int | None = None  # of a request; 256, or that of the samples
+
+
+def check_url(url: str, question: UrlQuestion | None = None) -> Result:
+    """Judge a running server.  Raises HostError when nobody answers there."""
+    asked = question or UrlQuestion()
+    ask = Ask(asked.samples, asked.target, asked.max_tokens, asked.rounds, asked.seconds)
+    try:
+        found = probe(require_url(url), ask)
+    except UsageError as error:
+        return Result(url, "url", (Check("U1", GROUP, Verdict.FAIL, str(error), {}, error.remedy),))
+    checks = list(answers(found))
+    if found.answers:
+        record = record_of(asked.draft)
+        acceptance = list(accepted(found, record, asked))
+        checks += acceptance
+        log = list(logs.check_log(asked.log, rows(found))) if asked.log else None
+        checks += explained(found, acceptance, asked, log)
+        checks += outputs.sanity(found)
+        checks += outputs.lossless(found, asked.baseline, asked.target, ask)
+        checks += log or []
+    return Result(url, "url", tuple(checks))
+
+
+def record_of(draft: Path | None) -> Mapping[str, Any]:
+    """k25stack.json of the draft; empty without one."""
+    if draft is None or not (draft / PROVENANCE).is_file():
+        return {}
+    return read_object(draft / PROVENANCE)
+
+
+def rows(found: Probe) -> int | None:
+    """Tokens that one verify call looks at, k + 1; None when it is not known."""
+    if found.facts.draft_tokens is not None:
+        return found.facts.draft_tokens
+    total = found.total()
+    return served_k(total) + 1 if total is not None and total.verify_calls else None
+
+
+def answers(found: Probe) -> Iterator[Check]:
+    """U1: an engine that is known, and requests that end."""
+    told = {"engine": found.engine, "version": found.facts.version, "model": found.model, "info": dict(found.facts.raw)}
+    evidence = {**told, "requests": len(found.answers), "errors": list(found.errors[:3])}
+    if not found.answers:
+        yield Check("U1", GROUP, Verdict.FAIL, "no request was answered", evidence, "see the server's log")
+    elif found.errors:
+        message = f"{len(found.errors)} of {len(found.errors) + len(found.answers)} requests failed"
+        yield Check("U1", GROUP, Verdict.WARN, message, evidence, "see the server's log")
+    else:
+        version = f" {found.facts.version}" if found.facts.version else ""
+        yield Check("U1", GROUP, Verdict.PASS, f"{found.engine}{version} answers", evidence)
+
+
+def accepted(found: Probe, record: Mapping[str, Any], asked: UrlQuestion) -> Iterator[Check]:
+    """U2: does it speculate and count; U3: accept length over enough rounds; U4: the gap ratio."""
+    total = found.total()
+    if total is None:
+        message = "no speculative counters in its replies or metrics: it serves without a draft"
+        verdict = Verdict.FAIL if asked.draft is not None or found.facts.algorithm else Verdict.PASS
+        yield Check("U2", GROUP, verdict, message, {}, "start it with the draft" if verdict is Verdict.FAIL else "")
+        return
+    if not total.verify_calls:
+        yield Check("U3", GROUP, Verdict.UNKNOWN, f"no complete round ({total.cut} cut ones)", total.as_dict(),
+                    "ask for more or longer answers")  # fmt: skip
+        return
+    length = total.accept_length()
+    low, high = bootstrap_by_prompt(found.per_prompt, RoundCounts.accept_length, SEED)
+    evidence = {
+        "accept_length": length,
+        "interval": [low, high],
+        "definition": "1 + accepted / verify calls, cut rounds apart",
+        "counters": total.as_dict(),
+        "k": served_k(total),
+        "prompts": len(found.per_prompt),
+        "decode": found.decode,
+    }
+    shown = f"accept length {length:.3f} [{low:.3f}, {high:.3f}] over {total.verify_calls:,} rounds"
+    if length <= NOTHING:
+        enough = total.verify_calls >= 40  # nothing at all is seen early
+        verdict = Verdict.FAIL if enough else Verdict.UNKNOWN
+        yield Check("U3", GROUP, verdict, f"{shown}: the draft contributes nothing", evidence, "see the diagnosis (U5)")
+    elif total.verify_calls < asked.rounds:
+        message = f"{shown}: not enough rounds ({asked.rounds:,})"
+        yield Check("U3", GROUP, Verdict.UNKNOWN, message, evidence, "give --samples, or more --seconds")
+    else:
+        yield Check("U3", GROUP, Verdict.PASS, shown, evidence)
+    yield from gap(found, total, record)
+
+
+def gap(found: Probe, total: RoundCounts, record: Mapping[str, Any]) -> Iterator[Check]:
+    """U4: measured against predicted accept length, over the same prompts, k and decode mode."""
+    predicted = record.get("predicted")
+    value = predicted.get("accept_length") if isinstance(predicted, Mapping) else None
+    if not isinstance(value, int | float):
+        return
+    k = record.get("k")
+    if k != served_k(total):
+        message = f"predicted for k={k}, served with k={served_k(total)}: not comparable"
+        yield Check("U4", GROUP, Verdict.UNKNOWN, message, {}, f"serve with k={k}, or score the draft with that k")
+        return
+    ratio = gap_ratio(total.accept_length(), float(value), total.verify_calls)
+    evidence = {
+        "measured": total.accept_length(),
+        "predicted": value,
+        "gap_ratio": ratio.ratio,
+        "same_prompts": found.recorded,
+    }
+    shown = "none" if ratio.ratio is None else f"{ratio.ratio:.2f}"
+    verdicts = {"fine": Verdict.PASS, "weak or shifted": Verdict.WARN, "wiring fault": Verdict.FAIL}
+    verdict = verdicts.get(ratio.verdict, Verdict.UNKNOWN)
+    message = f"gap ratio {shown}: {ratio.verdict}"
+    if not found.recorded:
+        message += " (other prompts than the prediction's: give --samples)"
+        verdict = Verdict.WARN if verdict is Verdict.PASS else verdict
+    fix = "" if verdict is Verdict.PASS else "see the diagnosis (U5)"
+    yield Check("U4", GROUP, verdict, message, evidence, fix)
+
+
+def explained(found: Probe, acceptance: list[Check], asked: UrlQuestion, log: list[Check] | None) -> Iterator[Check]:
+    """U5: the traps, for a server that speculates."""
+    total = found.total()
+    if total is None:
+        return
+    draft = None
+    if asked.draft is not None:
+        version = f"@{found.facts.version.partition('+')[0]}" if found.facts.version else ""
+        target = TargetFacts.read(asked.target) if asked.target else None
+        try:
+            draft = check_draft(asked.draft, [found.engine + version], Question(layers=asked.layers, target=target))
+        except (UsageError, HostError) as error:
+            yield Check("U5", GROUP, Verdict.UNKNOWN, f"the draft could not be looked at: {error}", {}, error.remedy)
+    wrong = any(check.verdict is Verdict.FAIL for check in acceptance)
+    yield from diagnosis.judge(diagnosis.tree(found.facts, found.engine, draft, log), wrong)

@@ -1,0 +1,207 @@
+"""Hidden states judged: a healthy set passes, each known mistake of extraction is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from k25stack.cli.check import check
+from k25stack.contract.finding import Check, Result, Verdict
+from k25stack.contract.states import StatesQuestion, check_states
+from k25stack.contract.states_text import unique_bigrams
+from k25stack.draft.model import DraftModel
+from k25stack.draft.spec import DraftSpec
+from k25stack.errors import UsageError
+from k25stack.reference.engine import Engine, EngineConfig
+from k25stack.reference.request import Request
+from k25stack.reference.target import Target
+from k25stack.states.document import Document
+from k25stack.states.manifest import StatesMeta, plan_shards
+from k25stack.states.writer import ShardWriter
+
+LAYERS = (2, 3, 5)
+DECODE = {"kind": "greedy", "temperature": 0.0, "max_new_tokens": 40}
+cli = typer.Typer()
+cli.command()(check)
+
+
+@dataclass(frozen=True)
+class Sample:
+    doc_id: str
+    turn: int
+    domain: str
+    split: str
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+
+Change = Callable[[Document], Document]
+
+
+def meta(**changes: Any) -> StatesMeta:
+    return replace(StatesMeta("k25stack-reference", "0.1.0", LAYERS, 64, "t" * 64, "0" * 64, decode=DECODE), **changes)
+
+
+@pytest.fixture(scope="module")
+def samples(tiny_target_dir: Path) -> list[tuple[Sample, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Greedy answers of the tiny target with their states: (sample, aux, residual stream before the norm, last)."""
+    target = Target.load(tiny_target_dir)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [tuple(torch.randint(4, 500, (6,), generator=generator).tolist()) for _ in range(24)]
+    engine = Engine(target, config=EngineConfig(slots=24, max_len=128))
+    done = engine.generate(Request(str(i), prompt, 40) for i, prompt in enumerate(prompts))
+    found = []
+    for number, prompt in enumerate(prompts):
+        split = "train" if number < 16 else "held_out"
+        sample = Sample(f"d{number:02d}", 1, "bytes", split, list(prompt), list(done[str(number)].tokens))
+        ids = torch.tensor(sample.prompt_ids + sample.response_ids)
+        out = target.prefill_packed(ids, torch.tensor([0, len(ids)]), (*LAYERS, 6))
+        found.append((sample, out.aux[:, : 3 * 64], out.aux[:, 3 * 64 :], out.last))
+    return found
+
+
+def write(
+    directory: Path,
+    target: Path,
+    samples: list[Any],
+    record: StatesMeta,
+    pre: bool = False,
+    change: Change | None = None,
+) -> Path:
+    loaded = Target.load(target)
+    plans = plan_shards([sample for sample, *_ in samples], record, 200_000)
+    writer = ShardWriter(directory, record)
+    for plan in plans:
+        with writer.open(plan) as shard:
+            for place in plan.members:
+                sample, aux, stream, last = samples[place]
+                document = Document.from_sample(
+                    sample, aux, stream if pre else last, loaded.argmax(last).to(torch.int32)
+                )
+                shard.add(change(document) if change else document)
+    writer.finish(plans)
+    return directory
+
+
+def checks(result: Result) -> dict[str, Check]:
+    return {one.id: one for one in result.checks}
+
+
+def test_a_healthy_set_passes(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta())
+    for deep in (False, True):
+        result = check_states(states, StatesQuestion(tiny_target_dir, layers=LAYERS, deep=deep))
+        found = checks(result)
+        assert {name: one.verdict for name, one in found.items() if one.verdict is not Verdict.PASS} in (
+            {},
+            {"D6": "warn"},
+        )
+        assert found["D4"].evidence["agree"] > 0.99
+        assert found["D4"].evidence["rows_of_unit_rms"] == 1.0
+    assert checks(check_states(states))["D4"].verdict is Verdict.WARN  # no target: the record was not compared
+
+
+@pytest.mark.parametrize(("pre", "recorded"), [(True, "post"), (False, "pre")])
+def test_the_wrong_side_of_the_final_norm_is_found(
+    tmp_path: Path, tiny_target_dir: Path, samples: list[Any], pre: bool, recorded: str
+) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta(last_norm=recorded), pre)
+    found = checks(check_states(states, StatesQuestion(tiny_target_dir)))["D4"]
+    assert found.verdict is Verdict.FAIL, found.as_dict()
+    assert f"recorded as {recorded}-norm and is {'pre' if pre else 'post'}-norm" in found.message
+    assert "#313" in found.source
+
+
+def test_pre_norm_states_said_so_pass(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta(last_norm="pre"), pre=True)
+    assert checks(check_states(states, StatesQuestion(tiny_target_dir)))["D4"].verdict is Verdict.PASS
+
+
+def test_states_of_another_layer_or_target(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    moved = write(tmp_path / "moved", tiny_target_dir, samples, meta(),
+                  change=lambda d: replace(d, last=d.last.roll(1, 0)))  # fmt: skip
+    assert "other tokens" in checks(check_states(moved, StatesQuestion(tiny_target_dir)))["D4"].message
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta())
+    wrong = checks(check_states(states, StatesQuestion(layers=(1, 2, 4))))["D2"]
+    assert wrong.verdict is Verdict.FAIL
+    assert "T7" in wrong.message
+
+
+def test_text_that_the_target_did_not_write(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    def foreign(document: Document) -> Document:
+        ids = document.token_ids.clone()
+        ids[document.loss_mask] = torch.arange(int(document.loss_mask.sum())) + 100
+        return replace(document, token_ids=ids)
+
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta(), change=foreign)
+    found = checks(check_states(states))["D5"]
+    assert found.verdict is Verdict.FAIL
+    assert found.evidence["documents_own"]["held_out"] == 0
+    sampled = write(tmp_path / "t", tiny_target_dir, samples, meta(decode={"kind": "sampled", "temperature": 1.0}),
+                    change=foreign)  # fmt: skip
+    assert checks(check_states(sampled))["D5"].verdict is Verdict.WARN
+
+
+def test_looping_text(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    def loop(document: Document) -> Document:
+        ids = document.token_ids.clone()
+        ids[document.loss_mask] = torch.arange(int(document.loss_mask.sum())) % 3 + 50
+        return replace(document, token_ids=ids)
+
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta(), change=loop)
+    found = checks(check_states(states))["D6"]
+    assert found.verdict is Verdict.WARN
+    assert found.evidence["looping"] == found.evidence["judged"] == 24
+    assert unique_bigrams([1, 2, 1, 2, 1]) == 0.5
+
+
+def test_what_is_not_recorded(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta(target_revision="", decode={}))
+    found = checks(check_states(states))["D3"]
+    assert found.verdict is Verdict.WARN
+    assert "target_revision, decode" in found.message
+
+
+def test_the_draft_that_is_trained_on_them(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    from k25stack.draft.config import config_json
+    from k25stack.draft.target import TargetFacts
+    from k25stack.draft.weights import save_portable
+
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta())
+    spec, draft = DraftSpec(64, 4, 2, 16, 96, 48, 512), tmp_path / "draft"
+    draft.mkdir()
+    save_portable(draft / "model.safetensors", spec, DraftModel(spec).init_random(0).state_dict(), {})
+    (draft / "config.json").write_text(json.dumps(config_json(spec, TargetFacts.read(tiny_target_dir), LAYERS)))
+    record = {"canonical_layers": list(LAYERS), "training": {"epochs": 5}, "target": {"revision": "0" * 64}}
+    (draft / "k25stack.json").write_text(json.dumps(record))
+    found = checks(check_states(states, StatesQuestion(draft=draft)))
+    assert found["D2"].verdict is Verdict.PASS
+    assert "data-limited" in found["D7"].message
+    assert found["D7"].evidence["tokens"] == 16 * 40
+    assert (found["D8"].verdict, found["D8"].source) == (Verdict.WARN, "deepseek-ai/DeepSpec #84")
+    (draft / "k25stack.json").write_text(json.dumps({**record, "target": {"revision": "1" * 64}}))
+    assert checks(check_states(states, StatesQuestion(draft=draft)))["D3"].verdict is Verdict.FAIL
+
+
+def test_damage_goes_before_everything(tmp_path: Path, tiny_target_dir: Path, samples: list[Any]) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta())
+    shard = sorted((states / "shards").iterdir())[0]
+    raw = bytearray(shard.read_bytes())
+    raw[-5000] ^= 1
+    shard.write_bytes(raw)
+    assert check_states(states).verdict is not Verdict.FAIL  # contents are not read
+    assert checks(check_states(states, StatesQuestion(deep=True)))["D1"].verdict is Verdict.FAIL
+    shard.write_bytes(raw[:-1])
+    assert [one.id for one in check_states(states).checks] == ["D1"]
+    done = CliRunner().invoke(cli, [str(states), "--json"])
+    assert (json.loads(done.stdout)["kind"], done.exit_code) == ("states", 1)
+    with pytest.raises(UsageError, match=r"manifest\.json"):
+        check_states(tmp_path)
