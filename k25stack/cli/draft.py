@@ -1,0 +1,98 @@
+"""``k25stack draft``: look at a draft directory, convert it, score it on held-out responses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Draft models: inspect, convert, score.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def draft() -> None:
+    """Draft models."""
+
+
+@app.command()
+def inspect(
+    directory: Annotated[Path, typer.Argument(help="A draft directory.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Tensor table, parameters with and without the embedding, cache bytes per token, origin."""
+    from k25stack.draft.inspect import inspect_draft, table
+
+    report = inspect_draft(directory)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        for line in table(report):
+            print(line)
+    typer.echo(f"Next: k25stack check {directory}", err=True)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A draft directory of any known format.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="portable, sglang, vllm, speculators or specforge.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory to make.", show_default=False)],
+    form: Annotated[
+        str, typer.Option("--from", help="Format of the source, where it does not say; modelopt too.")
+    ] = "",
+    target: Annotated[
+        Path | None, typer.Option(help="Model directory or config.json of the draft's target.", show_default=False)
+    ] = None,
+    layers: Annotated[str, typer.Option(help="Canonical layer ids of the training states, as 2,30,58.")] = "",
+    window: Annotated[
+        int | None, typer.Option(help="Sliding window that the server will be given, in tokens.", min=1)
+    ] = None,
+    pickle: Annotated[bool, typer.Option("--pickle", help="Read *.bin and *.pt (tensors only, no code).")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", "-n", help="Check and tell; write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace an earlier draft at OUT.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a draft in another format, bit by bit; what would change its mathematics is refused with the reason."""
+    from k25stack.cli.check import parse_layers
+    from k25stack.draft.convert import Request, convert
+
+    request = Request(to, form or None, target, parse_layers(layers), window, pickle, yes)
+    done = convert(source, out, request, dry)
+    if as_json:
+        print(json.dumps(done, indent=2, ensure_ascii=False))
+    else:
+        verb = "would write" if dry else "wrote"
+        print(f"{verb} {out}: {done['from']} to {to}, {done['tensors']} tensors, {done['bytes']:,} B, "
+              f"layers {done['layers']}")  # fmt: skip
+        for note in done["notes"]:
+            print(f"note: {note}")
+    given = f" --target {target}" if target else ""
+    typer.echo(f"Next: k25stack check {source if dry else out}{given}", err=True)
+
+
+@app.command()
+def score(
+    directory: Annotated[Path, typer.Argument(help="A draft directory.", show_default=False)],
+    states: Annotated[Path, typer.Option("--states", help="Directory of hidden-state shards.", show_default=False)],
+    split: Annotated[str, typer.Option(help="held_out, validation or train.")] = "held_out",
+    k: Annotated[int | None, typer.Option(help="Draft tokens per round; the record's, else 3.", min=1)] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Model directory; only its embedding is read, if at all.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Keep the record of every document there.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Accept length that serving will measure: the greedy walk over responses whose states are in shards."""
+    from k25stack.train.score import Score, lines, score_draft
+
+    found = score_draft(Score(directory, states, split, k, target, out))
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        for line in lines(found):
+            print(line)
+    typer.echo(f"Next: k25stack check URL --draft {directory}", err=True)

@@ -1,0 +1,1 @@
+"""Steps with content-addressed results, the plan with its reasons, and the runner that survives being killed."""
