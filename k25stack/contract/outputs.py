@@ -4,8 +4,9 @@ Two ways to look for a wrong verifier:
 
 * with a baseline (the same target without a draft): outputs are compared to the first divergence, and that one is
   re-scored with the target where a directory is given (`reference.lossless`);
-* with the target alone: every token that was given out is re-scored.  It must lie within a near-tie of the leading
-  logit: ``STEPS`` bf16 steps, see `states_head`.
+* with the target alone: every token that was given out is re-scored.  It must lie within the noise of the leading
+  logit: ``STEPS`` bf16 steps (see `states_head`), or as much as the two leading logits were seen to move with the
+  number of rows computed together, where that is more.
 
 Tie: both tokens within the band.  Fault: anything else.  Lossless = no faults.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from k25stack.reference.target import Target
 
 GROUP = "outputs"
+NOISE_TEXTS, NOISE_WINDOW = 8, 32  # outputs and their last tokens on which the noise is measured
 RESCORED = 24  # outputs that are re-scored token by token
 SANE_TOKENS = 16  # shorter outputs are not judged
 ONE_TOKEN = 0.5  # share of an output that one token may make up
@@ -128,6 +130,7 @@ def rescored(found: Probe, target: Target) -> Check:
         return Check(
             "U6", GROUP, Verdict.UNKNOWN, "no output with token ids to re-score", {}, "give --samples or --baseline"
         )
+    noise = measured_noise(target, judged[:NOISE_TEXTS])
     tokens = ties = 0
     faults: list[dict[str, object]] = []
     for answer in judged:
@@ -138,16 +141,24 @@ def rescored(found: Probe, target: Target) -> Check:
         given = text[begin + 1 :]
         best = logits.amax(-1)
         gaps = best - logits.gather(1, given[:, None]).squeeze(1)
-        band = STEPS * best.abs() / 256
+        band = (STEPS * best.abs() / 256).clamp_min(noise)
         tokens += len(given)
         ties += int(((gaps > 0) & (gaps <= band)).sum())
         for place in (gaps > band).nonzero().flatten().tolist():
             faults.append({"key": answer.key, "position": place, "token": int(given[place]),
                            "wanted": int(logits[place].argmax()), "gap": float(gaps[place])})  # fmt: skip
     evidence = {"tokens": tokens, "ties": ties, "faults": len(faults), "first_faults": faults[:5],
-                "band": f"{STEPS} bf16 steps at the leading logit"}  # fmt: skip
+                "band": f"{STEPS} bf16 steps at the leading logit", "noise_logits": noise}  # fmt: skip
     message = f"{len(faults)} faults, {ties} ties in {tokens:,} re-scored tokens"
     if faults:
         fix = "compare with --baseline URL: other weights or precision than --target, or a wrong verifier"
         return Check("U6", GROUP, Verdict.FAIL, f"not lossless: {message}", evidence, fix)
     return Check("U6", GROUP, Verdict.PASS, f"lossless: {message}", evidence)
+
+
+def measured_noise(target: Target, answers: list[Answer]) -> float:
+    """How far the gap of the two leading logits moves between row counts, in logits: the most over these outputs."""
+    from k25stack.reference.lossless import Pair, judge
+
+    same = [Pair(answer.key, answer.prompt_ids, answer.token_ids or (), answer.token_ids or ()) for answer in answers]
+    return judge(target, same, 3, window=NOISE_WINDOW).band

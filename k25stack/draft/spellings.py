@@ -117,7 +117,8 @@ def lists(wanted: Wanted) -> tuple[list[int], list[int]]:
 def head(function: Mathematics, wanted: Wanted) -> dict[str, Any]:
     return {
         "architectures": [MLA_ARCHITECTURE if function.mla else ARCHITECTURE],
-        "model_type": "deepseek_v3" if function.mla else "llama",  # vLLM sizes a kimi_k2 draft's cache wrongly
+        # vLLM sizes a kimi_k2 draft's cache wrongly, and takes a deepseek_v3 one for an MTP module.
+        "model_type": "deepseek_v2" if function.mla else "llama",
         "torch_dtype": TORCH_NAMES[wanted.dtype],
     }
 

@@ -37,7 +37,7 @@ def _bench(stack: Stack, name: str) -> Step:
         kind="measurement",
         inputs=inputs,
         rooms=CLIENT_ROOMS,
-        packages=("aiohttp", "safetensors", "torch"),
+        packages=("aiohttp", "numpy", "safetensors", "torch"),
         gpus=stack.host.gpus,
         service=_service(stack, name, profile),
         # timings are never the same: of a measurement only the outputs are content for those who compare with them
@@ -90,7 +90,7 @@ def _service(stack: Stack, name: str, profile: Profile) -> Service:
         engine.health_path,
         inputs=inputs,
         rooms=SERVER_ROOMS if own else ("engines",),
-        packages=("aiohttp", "jinja2", "safetensors", "tokenizers", "torch") if own else (),
+        packages=("aiohttp", "jinja2", "numpy", "safetensors", "tokenizers", "torch") if own else (),
         env=engine.env(profile, launch),
         image=_image(stack, profile),
         ready_s=float(stack.serving.ready_s),

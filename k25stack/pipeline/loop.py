@@ -148,7 +148,7 @@ def regenerate(stack: Stack) -> Step:
         },
         inputs={"target": Input("target"), "prompts": Input("prompts")},
         rooms=("model", "reference", SAMPLES),
-        packages=("jinja2", "tokenizers", *TENSORS),
+        packages=("jinja2", "numpy", "tokenizers", *TENSORS),
         local={"processes": data.processes},  # the answers do not depend on their number
         volatile=("result.json",) if recording else ("result.json", "parts/*"),
     )
@@ -168,7 +168,7 @@ def extract(stack: Stack) -> Step:
         },
         inputs={"target": Input("target"), "samples": Input("regenerate")},
         rooms=("model", "reference", "states", SAMPLES),
-        packages=("jinja2", "tokenizers", *TENSORS),
+        packages=("jinja2", "numpy", "tokenizers", *TENSORS),
     )
 
 

@@ -253,7 +253,7 @@ def test_an_mla_draft_is_judged_by_its_own_table(tmp_path: Path) -> None:
     case = kimi_case()
     directory = write_case(tmp_path / "draft", case, record=False)
     ranks = {"q_lora_rank": 10, "kv_lora_rank": 6, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
-    edit_config(directory, architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v3", **ranks)
+    edit_config(directory, architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v2", **ranks)
     tensors = {name: t for name, t in tensors_of(directory).items() if "self_attn" not in name}
     attention = {
         "q_a_proj": (10, 40),

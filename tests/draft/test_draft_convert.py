@@ -180,7 +180,7 @@ def test_a_latent_attention_draft_is_converted_for_the_engines(tmp_path: Path) -
     for to in ("portable", "sglang", "vllm"):
         convert(source, tmp_path / to, Request(to, target=target))
     config = read_object(tmp_path / "portable" / "config.json")
-    assert config["model_type"] == "deepseek_v3"  # vLLM sizes a kimi_k2 draft wrongly
+    assert config["model_type"] == "deepseek_v2"  # vLLM sizes a kimi_k2 draft wrongly and takes deepseek_v3 for MTP
     assert config[IDS] == config["eagle_config"][IDS] == [2, 30, 58]
     assert config["moe_layer_freq"] == 1
     report = inspect_draft(tmp_path / "portable")

@@ -121,7 +121,8 @@ VOCAB, SERVER = {"params.spec.draft_vocab"}, {"service.argv"}
     [
         (("lr: 0.03", "lr: 0.02"), {"train": {"params.optimizer.lr"}}),
         (("  layers: [10, 20, 29]", "  layers: [2, 15, 27]"),
-         {"extract": {"params.layers"}, "package": {"params.layers"}, "control": {"params.layers"}}),
+         {"regenerate": {"params.record.layers"}, "extract": {"params.layers"}, "package": {"params.layers"},
+          "control": {"params.layers"}}),
         (("  vocab: 8192", "  vocab: 6144"),
          {"vocab": {"params.size"}, "train": VOCAB, "package": VOCAB, "control": VOCAB}),
         (("max_running: 16", "max_running: 8"),
@@ -130,8 +131,8 @@ VOCAB, SERVER = {"params.spec.draft_vocab"}, {"service.argv"}
         (("disk_free_gib: 8", "disk_free_gib: 9"), {}),
         (("min_accept_length: 1.6", "min_accept_length: 1.5"), {}),
         (("processes: 2", "processes: 1"), {}),
-        (("  slots: 64", "  slots: 32"), {"regenerate": {"params.slots"}}),
-        (("  mode: prefill", "  mode: generate"), {"regenerate": {"params.record.layers"}, "extract": {"params.mode"}}),
+        (("  slots: 128", "  slots: 32"), {"regenerate": {"params.slots"}}),
+        (("  mode: generate", "  mode: prefill"), {"regenerate": {"params.record.layers"}, "extract": {"params.mode"}}),
     ],
 )  # fmt: skip
 def test_a_setting_reaches_the_steps_that_it_decides_and_no_other(
