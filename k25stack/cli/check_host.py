@@ -129,4 +129,4 @@ def _next(outcomes: list[Outcome], source: Path | None) -> str:
         return f"k25stack check host --fix {mendable[0]} -n"
     if any(one["verdict"] == "fail" for one in failed):
         return "mend the failures named above, then check again"
-    return "k25stack check host --live"
+    return "k25stack check stacks/kimi-k2.5-8x-rtx-pro-6000.yaml"
