@@ -39,7 +39,10 @@ def test_a_healthy_recording(healthy: Path, capsys: pytest.CaptureFixture[str]) 
     code, out, err = run("--from", str(healthy), capsys=capsys)
     assert code == 0
     assert out.splitlines()[-1].startswith(f"PASS: host {healthy} as 8x-rtx-pro-6000: ")
-    assert "judged as 8x-rtx-pro-6000" in err and err.splitlines()[-1] == "Next: k25stack check host --live"
+    assert (
+        "judged as 8x-rtx-pro-6000" in err
+        and err.splitlines()[-1] == "Next: k25stack check stacks/kimi-k2.5-8x-rtx-pro-6000.yaml"
+    )
 
 
 def test_failures_come_first_each_with_its_fix(swapping: Path, capsys: pytest.CaptureFixture[str]) -> None:
