@@ -29,7 +29,7 @@ def place(base: str, text: str, offset: int = 0) -> str:
 
 CASES = [
     ("steps: 3", "stpes: 3", 0, "training.stpes: unknown key", "did you mean steps?"),
-    ("min_rounds: 2000\n  request", "batch_tokens: 5\n  request", 0, "bench.batch_tokens: unknown key",
+    ("min_rounds: 1500\n  request", "batch_tokens: 5\n  request", 0, "bench.batch_tokens: unknown key",
      "batch_tokens belongs under training"),
     ("max_running: 16", "tpsize: 16", 0, "serving.profiles.baseline.tpsize: unknown key", "there are engine, version"),
     ("steps: 3", "steps: three", 7, "training.steps: should be a whole number, not 'three'", ""),
