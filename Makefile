@@ -30,7 +30,7 @@ $(STAMP): requirements.lock requirements-torch.lock pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
-demo: env  ## Run the whole EAGLE-3 loop on SmolLM2-135M (CPU, about 8 minutes)
+demo: env  ## Run the whole EAGLE-3 loop on SmolLM2-135M (CPU, about ten minutes)
 	$(BIN)/k25stack run stacks/smollm2-cpu.yaml -y
 
 test: env  ## Run the tests of the fast tier
