@@ -34,7 +34,7 @@ demo: env  ## Run the whole EAGLE-3 loop on SmolLM2-135M (CPU, about ten minutes
 	$(BIN)/k25stack run stacks/smollm2-cpu.yaml -y
 
 test: env  ## Run the tests of the fast tier
-	$(BIN)/python -m pytest -m "not twins"
+	$(BIN)/python -m pytest -m "not twins and not nightly"
 
 lint: env  ## Ruff and mypy
 	$(BIN)/ruff check .

@@ -5,8 +5,8 @@ Two ways to look for a wrong verifier:
 * with a baseline (the same target without a draft): outputs are compared to the first divergence, and that one is
   re-scored with the target where a directory is given (`reference.lossless`);
 * with the target alone: every token that was given out is re-scored.  It must lie within the noise of the leading
-  logit: ``STEPS`` bf16 steps (see `states_head`), or as much as the two leading logits were seen to move with the
-  number of rows computed together, where that is more.
+  logit: ``STEPS`` bf16 steps (see `states_head`), or as much as rounding moves the gap of the two leading logits
+  between bf16 and float32, where that is more.  Two correct engines round at different places.
 
 Tie: both tokens within the band.  Fault: anything else.  Lossless = no faults.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from k25stack.reference.target import Target
 
 GROUP = "outputs"
-NOISE_TEXTS, NOISE_WINDOW = 8, 32  # outputs and their last tokens on which the noise is measured
+NOISE_TEXTS = 8  # outputs on which the noise is measured
 RESCORED = 24  # outputs that are re-scored token by token
 SANE_TOKENS = 16  # shorter outputs are not judged
 ONE_TOKEN = 0.5  # share of an output that one token may make up
@@ -67,8 +67,8 @@ def lossless(found: Probe, baseline: str | None, target: Path | None, ask: Ask) 
     try:
         if baseline is not None:
             yield compared(found, probe(require_url(baseline), ask), loaded, problem)
-        elif loaded is not None:
-            yield rescored(found, loaded)
+        elif loaded is not None and target is not None:
+            yield rescored(found, loaded, target)
         else:
             yield Check("U6", GROUP, Verdict.UNKNOWN, f"not judged: {problem}", {}, "give --baseline URL")
     except (HostError, UsageError) as error:
@@ -121,7 +121,7 @@ def pair_of(plain: Answer, drafted: Answer) -> tuple[str, tuple[int, ...], tuple
     return plain.key, plain.prompt_ids, plain.token_ids or (), drafted.token_ids or ()
 
 
-def rescored(found: Probe, target: Target) -> Check:
+def rescored(found: Probe, target: Target, directory: Path) -> Check:
     """Every token given out against the target's own choice."""
     import torch
 
@@ -130,7 +130,7 @@ def rescored(found: Probe, target: Target) -> Check:
         return Check(
             "U6", GROUP, Verdict.UNKNOWN, "no output with token ids to re-score", {}, "give --samples or --baseline"
         )
-    noise = measured_noise(target, judged[:NOISE_TEXTS])
+    noise = measured_noise(target, directory, judged[:NOISE_TEXTS])
     tokens = ties = 0
     faults: list[dict[str, object]] = []
     for answer in judged:
@@ -156,9 +156,18 @@ def rescored(found: Probe, target: Target) -> Check:
     return Check("U6", GROUP, Verdict.PASS, f"lossless: {message}", evidence)
 
 
-def measured_noise(target: Target, answers: list[Answer]) -> float:
-    """How far the gap of the two leading logits moves between row counts, in logits: the most over these outputs."""
-    from k25stack.reference.lossless import Pair, judge
+def measured_noise(target: Target, directory: Path, answers: list[Answer]) -> float:
+    """How far rounding moves the gap of the two leading logits: bf16 against float32, the most over these outputs."""
+    import torch
 
-    same = [Pair(answer.key, answer.prompt_ids, answer.token_ids or (), answer.token_ids or ()) for answer in answers]
-    return judge(target, same, 3, window=NOISE_WINDOW).band
+    from k25stack.reference.target import Target
+
+    exact, most = Target.load(directory, torch.float32), 0.0
+    for answer in answers:
+        text = torch.tensor([*answer.prompt_ids, *(answer.token_ids or ())])
+        whole = torch.tensor([0, len(text)])
+        rough, fine = (model.logits(model.prefill_packed(text, whole).last).float() for model in (target, exact))
+        leading = rough.topk(2, dim=-1).indices  # [T, 2]
+        gaps = [logits.gather(1, leading).diff(dim=-1) for logits in (rough, fine)]  # [T, 1] each
+        most = max(most, float((gaps[0] - gaps[1]).abs().max()))
+    return most
