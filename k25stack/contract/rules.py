@@ -14,6 +14,7 @@ from typing import Any
 
 from k25stack import __version__
 from k25stack.draft.layerids import SHIFTS, Shift
+from k25stack.engines.versions import nearest_older, version_key
 from k25stack.errors import UsageError
 
 ENGINES = ("reference", "sglang", "vllm")
@@ -77,18 +78,11 @@ def engine_rules(wanted: str) -> EngineRules:
     version = version or known[-1]
     if not re.match(r"v?\d+(\.\d+)*", version):
         raise UsageError(f"{version!r} is no version", where=wanted, remedy=f"for example {engine}@{known[-1]}")
-    older = [candidate for candidate in known if version_key(candidate) <= version_key(version)]
-    judged_as = older[-1] if older else known[0]
+    judged_as = nearest_older(known, version)
     values = merged(data["versions"], judged_as)
     names = {layout: [tuple(row) for row in rows] for layout, rows in values.pop("names").items()}
     source = data["source"].replace("{version}", judged_as)
     return EngineRules(engine=engine, version=version, judged_as=judged_as, source=source, names=names, **values)
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 0.5.20.post1 and v0.5.20-cu130 both count as 0.5.20."""
-    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in found.group(1).split(".")) if found else ()
 
 
 @cache
