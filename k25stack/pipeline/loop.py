@@ -230,6 +230,6 @@ def check(stack: Stack) -> Step:
         "k25stack.contract.main",
         {"engines": list(stack.draft.engines), "context": stack.target.context},
         inputs={"draft": Input("package"), "target": Input("target"), "states": Input("extract")},
-        rooms=("contract", "draft", "model"),
+        rooms=("contract", "draft", "engines/versions.py", "model"),
         facts=(Fact("check", "check.json"),),
     )
