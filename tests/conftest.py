@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import docker_twin as docker_engine
 import pytest
+from docker_twin import DockerTwin
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -119,3 +122,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 seconds[room] = seconds.get(room, 0.0) + report.duration
     for room, spent in sorted(seconds.items(), key=lambda item: -item[1]):
         terminalreporter.write_line(f"{spent:7.1f} s  {room}")
+
+
+@pytest.fixture(scope="session")
+def docker_twin() -> Iterator[DockerTwin]:
+    """A real Docker Engine with CDI, compose and buildx; one that is already up is used and left as it is."""
+    if reason := docker_engine.why_not():
+        pytest.skip(f"no Docker Engine can be started here: {reason}")
+    twin, ours = docker_engine.up()
+    old = {key: os.environ.get(key) for key in twin.env}
+    os.environ.update(twin.env)
+    yield twin
+    for key, value in old.items():
+        os.environ.pop(key, None) if value is None else os.environ.__setitem__(key, value)
+    if ours:
+        docker_engine.down()
