@@ -4,9 +4,13 @@
     python benchmarks/reference_speed.py TARGET --only generate --slots 96
 
 ``generate`` and ``extract`` use --processes processes of one thread, ``decode`` one of --threads threads.  Texts
-are random tokens of the demo's lengths (prompts of 40 to 250 tokens after a shared beginning of 27, answers of 40 to
-160), since speed does not depend on what the tokens are; answers end by length.  Loading is not counted.  Medians of
---repeats.  Run it on an idle machine: `load` says how idle it was.
+are random tokens of the demo's lengths (27 shared, then two prompts of 13 to 35 tokens for each of 60 to 230, answers
+of 40 to 160), since speed does not depend on what the tokens are; answers end by length.  Loading is not counted.
+Medians of --repeats.  Run it on an idle machine: `load` says how idle it was.
+
+``roofline``: what the same processes reach when they do nothing but the matrix products of the layers and the head,
+on packs of --packed-tokens rows; the tokens per second that `extract` and `generate` would then make of their texts,
+and the share of that which they reach.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ from k25stack.reference.exact import shape_exact
 from k25stack.reference.linear import prepacks
 from k25stack.reference.pool import Factory, Work, run_tasks
 from k25stack.reference.target import Target
+from k25stack.train.memory import keep_freed_memory
 
 LAYERS = (10, 20, 29)
 SHARED = 27  # tokens of the system turn
+PRODUCT_PACKS, HEAD_ROWS = 6, 256
 
 
 class Setup(NamedTuple):
@@ -44,11 +50,19 @@ class Setup(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Tokens of one task, and when it ran (seconds, one clock for all processes)."""
+    """Tokens of one task, the operations in its matrix products, and when it ran (seconds, one clock for all)."""
 
     tokens: int
+    operations: float
     begin: float
     end: float
+
+
+def operations(target: Target, rows: int, heads: int) -> float:
+    """Of the products of ``rows`` rows in all layers and ``heads`` rows in the head."""
+    config = target.config
+    wide = (config.heads + 2 * config.kv_heads) * config.head_dim + config.heads * config.head_dim
+    return 2.0 * config.hidden * (rows * config.layers * (wide + 3 * config.intermediate) + heads * config.vocab)
 
 
 def texts(count: int, seed: int, vocab: int) -> list[tuple[tuple[int, ...], int]]:
@@ -56,8 +70,9 @@ def texts(count: int, seed: int, vocab: int) -> list[tuple[tuple[int, ...], int]
     generator = torch.Generator().manual_seed(seed)
     start = torch.randint(4, vocab, (SHARED,), generator=torch.Generator().manual_seed(0)).tolist()
     found = []
-    for _ in range(count):
-        tail, response = (int(torch.randint(*span, (1,), generator=generator)) for span in ((13, 223), (40, 161)))
+    for number in range(count):
+        spans = ((13, 36) if number % 3 else (60, 231), (40, 161))
+        tail, response = (int(torch.randint(*span, (1,), generator=generator)) for span in spans)
         found.append(((*start, *torch.randint(4, vocab, (tail,), generator=generator).tolist()), response))
     return sorted(found, key=lambda text: -len(text[0]))
 
@@ -65,6 +80,7 @@ def texts(count: int, seed: int, vocab: int) -> list[tuple[tuple[int, ...], int]
 def make_generator(setup: Setup) -> Work:
     """A task is (seed, documents): answer them in one batch of slots."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     target = Target.load(Path(setup.target))
 
     def work(task: tuple[int, int], progress: Any) -> Timed:
@@ -73,7 +89,9 @@ def make_generator(setup: Setup) -> Work:
         begin = time.monotonic()
         layers = LAYERS if setup.record else None
         answers = answer(target, asks, slots=setup.slots, stop_ids=(), layers=layers)
-        return Timed(sum(len(reply.tokens) for reply in answers), begin, time.monotonic())
+        made = sum(len(reply.tokens) for reply in answers)
+        rows = made + sum(len(ask.prompt) - SHARED for ask in asks)
+        return Timed(made, operations(target, rows, made), begin, time.monotonic())
 
     return work
 
@@ -81,6 +99,7 @@ def make_generator(setup: Setup) -> Work:
 def make_extractor(setup: Setup) -> Work:
     """A task is (seed, documents): states of every token, the head where an answer's token is predicted."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     target = Target.load(Path(setup.target))
 
     def work(task: tuple[int, int], progress: Any) -> Timed:
@@ -97,7 +116,38 @@ def make_extractor(setup: Setup) -> Work:
             spans = zip(offsets.tolist(), pack, strict=False)
             rows = [torch.arange(at + prompt, at + len(text)) - SHARED - 1 for at, (prompt, text) in spans]
             target.argmax(out.last[torch.cat(rows)])
-        return Timed(sum(len(text) for _, text in documents), begin, time.monotonic())
+        tokens = sum(len(text) for _, text in documents)
+        answers = tokens - sum(prompt for prompt, _ in documents)
+        done = operations(target, tokens - SHARED * count, answers)
+        return Timed(tokens, done, begin, time.monotonic())
+
+    return work
+
+
+def make_products(setup: Setup) -> Work:
+    """A task is (seed, repeats): the products of a pack in every layer, and in the head, and nothing else."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    target = Target.load(Path(setup.target))
+    config, rows = target.config, setup.packed_tokens
+    x, wide = torch.randn(rows, config.hidden).bfloat16(), torch.randn(rows, config.intermediate).bfloat16()
+
+    @torch.inference_mode()
+    def work(task: tuple[int, int], progress: Any) -> Timed:
+        begin = time.monotonic()
+        for _ in range(PRODUCT_PACKS):
+            for layer in target.layers:
+                for product, states in (
+                    (layer.qkv, x),
+                    (layer.o, x),
+                    (layer.gate, x),
+                    (layer.up, x),
+                    (layer.down, wide),
+                ):
+                    product(states)
+            target.logits(x[:HEAD_ROWS])
+        done = PRODUCT_PACKS * operations(target, rows, HEAD_ROWS)
+        return Timed(PRODUCT_PACKS * rows, done, begin, time.monotonic())
 
     return work
 
@@ -114,8 +164,11 @@ def packs(documents: list[tuple[int, list[int]]], size: int) -> Iterable[list[tu
         yield pack
 
 
-def rates(function: str, setup: Setup, options: argparse.Namespace) -> list[float]:
-    """Tokens per second of all processes together, once per repeat; the first round warms up and is left out."""
+def rates(function: str, setup: Setup, options: argparse.Namespace) -> tuple[list[float], float]:
+    """Tokens per second of all processes together, once per repeat, and the median of the operations per second.
+
+    The first round warms up and is left out.
+    """
     size = options.processes
     tasks = [(number, options.documents) for number in range(size * (options.repeats + 1))]
     times: dict[int, Timed] = {}
@@ -126,7 +179,9 @@ def rates(function: str, setup: Setup, options: argparse.Namespace) -> list[floa
 
     run_tasks(Factory("reference_speed", function, setup), tasks, processes=size, then=then)
     rounds = [[times[number * size + child] for child in range(size)] for number in range(1, options.repeats + 1)]
-    return [sum(t.tokens for t in r) / (max(t.end for t in r) - min(t.begin for t in r)) for r in rounds]
+    seconds = [max(t.end for t in r) - min(t.begin for t in r) for r in rounds]
+    done = [sum(t.operations for t in r) / s for r, s in zip(rounds, seconds, strict=True)]
+    return [sum(t.tokens for t in r) / s for r, s in zip(rounds, seconds, strict=True)], statistics.median(done)
 
 
 def step_times(options: argparse.Namespace) -> dict[str, float]:
@@ -175,11 +230,17 @@ def main() -> None:
     options = parser.parse_args()
     setup = Setup(options.target, options.slots, not options.no_record, options.packed_tokens)
     report: dict[str, Any] = {"command": shlex.join(sys.argv), "machine": machine()}
+    ceiling = 0.0
+    if options.only != "decode":
+        _, ceiling = rates("make_products", setup, options)
+        report["roofline_gflops"] = round(ceiling / 1e9)
     for name, function in (("generate", "make_generator"), ("extract", "make_extractor")):
         if options.only in (None, name):
-            found = rates(function, setup, options)
+            found, done = rates(function, setup, options)
             report[f"{name}_tok_s"] = round(statistics.median(found))
             report[f"{name}_all"] = [round(value) for value in found]
+            report[f"{name}_roofline_tok_s"] = round(statistics.median(found) * ceiling / done)
+            report[f"{name}_share_of_roofline"] = round(done / ceiling, 3)
     if options.only in (None, "decode"):
         report["step_ms"] = step_times(options)
         target = Target.load(Path(options.target))

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--documents", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--newton-schulz-steps", type=int, default=5)
+    parser.add_argument("--newton-schulz-steps", type=int, default=3, help="the demo's")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     steps = options.newton_schulz_steps

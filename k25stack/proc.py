@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from k25stack.errors import HostError
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def run(
@@ -67,3 +71,35 @@ def start_time(pid: int) -> int | None:
 def alive(pid: int, started: int) -> bool:
     """True while the process with this pid and start time runs (a zombie does not)."""
     return start_time(pid) == started
+
+
+def die_with(parent: int) -> Callable[[], None]:
+    """What a child runs before its program (``preexec_fn``): the kernel kills it when ``parent`` is gone."""
+    import ctypes  # only keepers of other programs need it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def prepare() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(127)
+
+    return prepare
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent died, as pid 1 of a container is anyway."""
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Pids of this process's children, ended ones that were not waited for included."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.update(int(pid) for pid in (task / "children").read_text().split())
+        except OSError:  # that thread is gone
+            continue
+    return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ import aiohttp
 
 from k25stack.bench.records import Event, Prompt, RequestRecord
 from k25stack.bench.sse import EventParser
-from k25stack.errors import HostError
+from k25stack.errors import HostError, UsageError
 from k25stack.speculation import RoundCounts
 
 CountReader = Callable[[Mapping[str, Any]], RoundCounts | None]
@@ -120,7 +122,7 @@ class Client:
         try:
             raw = json.loads(await self.text(path))
             return [dict(model) for model in raw["data"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise HostError("no list of models came back", where=self.url + path, remedy="is it an engine?") from None
 
     async def text(self, path: str) -> str:
@@ -161,7 +163,7 @@ class Client:
             error = f"no byte for {ask.stall_s:g} s" if stalled else f"not finished after {ask.timeout_s:g} s"
         except (aiohttp.ClientError, OSError) as problem:
             error = f"connection: {str(problem) or type(problem).__name__}"
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             error = f"not an event of the protocol: {_short(str(problem))}"
         return self._record(prompt, stream, sent, error)
 
@@ -205,5 +207,15 @@ class Client:
 
 
 def session() -> aiohttp.ClientSession:
-    """A session without a limit on connections; the load decides how many are open."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    """A session without a limit on connections; the load decides how many are open.
+
+    ``K25_API_KEY`` is sent as the bearer's key, ``K25_CA_FILE`` names the certificate that a server with TLS is held
+    against.  Raises UsageError when that file is none.
+    """
+    key, ca = os.environ.get("K25_API_KEY"), os.environ.get("K25_CA_FILE")
+    try:
+        tls = ssl.create_default_context(cafile=ca) if ca else True
+    except OSError as error:  # an SSLError is one
+        raise UsageError(f"no certificate: {error.strerror or error}", where=f"K25_CA_FILE={ca}") from None
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls), headers=headers)

@@ -54,7 +54,7 @@ def read_walks(path: Path) -> dict[str, RoundCounts]:
             for one in records
             if one.get("split", "held_out") == "held_out"
         }
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DamageError("not a file of greedy walks", where=str(path), remedy="run the training step again") from None
 
 

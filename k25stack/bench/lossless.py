@@ -2,7 +2,8 @@
 
 The comparison itself is `k25stack.reference.lossless` (torch).  Outputs of the same concurrency are compared, so both
 sides met about the same batch shapes.  Re-scoring decodes token by token, so of the equal outputs only a few are
-handed on: they do not need a verdict, only the noise band is measured on them.
+handed on: they do not need a verdict, only the noise band is measured on them.  Where all outputs are equal there is
+nothing to judge by a band, and nothing is re-scored.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ def judge_rows(out: Path, baseline: Path, target: Path, rows: list[dict[str, Any
     from k25stack.reference import lossless
     from k25stack.reference.target import Target
 
+    loaded: Target | None = None
     todo = [(row, common(out, baseline, row["concurrency"])[:take]) for row in rows if _comparable(row)]
     todo = [(row, pairs) for row, pairs in todo if pairs]
     if not todo:
         raise UsageError(
             "no outputs to compare", where=str(baseline), remedy="measure the baseline at the same concurrency"
         )
-    loaded = Target.load(target)
     for row, pairs in todo:
         equal = [pair for pair in pairs if pair[0]["token_ids"] == pair[1]["token_ids"]]
         differing = [pair for pair in pairs if pair[0]["token_ids"] != pair[1]["token_ids"]]
-        chosen = [_pair(plain, drafted) for plain, drafted in [*differing, *equal[:EQUAL_FOR_NOISE]]]
-        verdict = lossless.judge(loaded, [lossless.Pair(*pair) for pair in chosen], row["k"])
+        chosen = [_pair(*pair) for pair in [*differing, *equal[:EQUAL_FOR_NOISE]]] if differing else []
+        verdict = lossless.Lossless(0, sum(len(plain["token_ids"]) for plain, _ in equal), 0.0, 0, ())
+        if chosen:
+            loaded = loaded or Target.load(target)
+            verdict = lossless.judge(loaded, [lossless.Pair(*pair) for pair in chosen], row["k"])
         row["lossless"] = {**verdict.as_dict(), "compared": len(pairs), "equal": len(equal), "rescored": len(chosen)}
 
 

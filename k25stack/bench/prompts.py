@@ -36,9 +36,9 @@ class PromptSet:
 def from_samples(path: Path, split: str, domains: Sequence[str] = (), seed: int = 0) -> PromptSet:
     """The greedy rows of ``split`` in a ``samples.jsonl`` (a file, or the directory that holds it).
 
-    They are replayed as token ids, so the prompts are those of the recorded answers to the token.  The order is a
-    seeded shuffle, so that any first part holds all domains.  Raises UsageError when no row fits, DamageError for a
-    line that is no sample.
+    They are replayed as token ids, so the prompts are those of the recorded answers to the token.  Each domain is
+    shuffled by ``seed`` and spread evenly over the order, so that any first part has the mix of the whole.  Raises
+    UsageError when no row fits, DamageError for a line that is no sample.
     """
     path = path / "samples.jsonl" if path.is_dir() else path
     rows = [row for row in _rows(path) if row["split"] == split and row["decode"].get("kind", "greedy") == "greedy"]
@@ -52,10 +52,20 @@ def from_samples(path: Path, split: str, domains: Sequence[str] = (), seed: int 
     prompts = [
         Prompt(f"{row['doc_id']}/{row['turn']}", row["doc_id"], row["domain"], tuple(row["prompt_ids"])) for row in rows
     ]
-    prompts.sort(key=lambda prompt: prompt.key)
-    random.Random(seed).shuffle(prompts)
     decode = dict(rows[0]["decode"])
-    return PromptSet(tuple(prompts), split, decode, decode.get("max_new_tokens"))
+    return PromptSet(tuple(spread(prompts, seed)), split, decode, decode.get("max_new_tokens"))
+
+
+def spread(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
+    """A seeded order in which every first part holds the domains in proportion, up to one prompt of each."""
+    domains: dict[str, list[Prompt]] = {}
+    for prompt in sorted(prompts, key=lambda prompt: prompt.key):
+        domains.setdefault(prompt.domain, []).append(prompt)
+    placed = []
+    for name, members in sorted(domains.items()):
+        random.Random(f"{seed}/{name}").shuffle(members)
+        placed += [((index + 0.5) / len(members), name, prompt) for index, prompt in enumerate(members)]
+    return [prompt for _, _, prompt in sorted(placed, key=lambda entry: entry[:2])]
 
 
 def _rows(path: Path) -> Iterable[dict[str, Any]]:
@@ -68,7 +78,7 @@ def _rows(path: Path) -> Iterable[dict[str, Any]]:
         try:
             row = json.loads(line)
             missing = [name for name in needed if name not in row]
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise DamageError("not a JSON line", where=f"{path}:{number}", remedy="run regenerate again") from None
         if missing:
             raise DamageError(f"not a sample: no {', '.join(missing)}", where=f"{path}:{number}")

@@ -48,6 +48,9 @@ def check(
     log: Annotated[Path | None, typer.Option(help="Log file of a server.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Speculative rounds to see on a server; 1500.", min=40)] = None,
     seconds: Annotated[float | None, typer.Option(help="Time to spend on a server; 300.", min=1)] = None,
+    kinds: Annotated[
+        bool, typer.Option("--kinds", help="Ask a server one request of every kind (schema, tools, abort and so on).")
+    ] = False,
     gpu: Annotated[
         str, typer.Option("--gpu", help="Card of a stack or a launch line, as sm120; the stack's own if left out.")
     ] = "",
@@ -76,6 +79,7 @@ def check(
         log=log,
         rounds=rounds,
         seconds=seconds,
+        kinds=kinds,
     )
     if is_launch(targets):  # check --engine sglang@0.5.20 -- python3 -m sglang.launch_server ...
         results = [check_argv(targets, engine[0] if engine else "", gpu, nccl)]
@@ -117,11 +121,13 @@ def next_step(results: list[Result]) -> str:
     """What to type now: look again at the first target that is not fine, or go on with the first."""
     for result in results:
         if result.exit_code:
-            return f"mend what is named above, then k25stack check {result.target}"
+            again = "the same command again" if result.kind == "launch" else f"k25stack check {result.target}"
+            return f"mend what is named above, then {again}"
     kind, target = results[0].kind, results[0].target
     return {
         "draft": f"k25stack draft inspect {target}",
         "stack": f"k25stack run {target} -n",
         "states": f"k25stack check DRAFT_DIR --states {target}",
         "url": f"k25stack bench {target}",
+        "launch": "k25stack stack import -n -- and the same words",
     }.get(kind, "k25stack --help")

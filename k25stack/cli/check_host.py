@@ -28,18 +28,37 @@ def host(
         Path | None, typer.Option("--record", help="Write what was read, masked, to a new directory.")
     ] = None,
     fix: Annotated[str, typer.Option("--fix", help="Mend this check where a harmless command can.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="With --fix: show the commands.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Measure this machine too: all-reduce, peer copies, disk; takes the GPU lease."),
+    ] = False,
+    soak: Annotated[str, typer.Option(help="With --live: load all cards for so long (60m) and watch them.")] = "",
+    python: Annotated[str, typer.Option(help="With --live: a Python that has torch; this one if left out.")] = "",
+    image: Annotated[str, typer.Option(help="With --live: measure in this image, which must be here.")] = "",
+    model_dir: Annotated[
+        str, typer.Option("--model-dir", help="With --live: read this directory, not the profile's.")
+    ] = "",
+    limit: Annotated[float, typer.Option(help="With --live: seconds of one all-reduce test.", min=5)] = 120,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="With --fix or --live: show what would be done.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do not ask.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what passed as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Judge a host; exit 1 when a check fails, 3 when a host or a check could not be judged."""
+    from k25stack.cli.check_live import check_live, wanted_of
+    from k25stack.errors import UsageError
     from k25stack.host import fleet, text
     from k25stack.host.collect import target_of
     from k25stack.host.inventory import read_inventory
     from k25stack.host.profile import load_profile
 
-    _sensible(address, inventory, source, record, fix)
+    _sensible(address, inventory, source, record, fix, live)
+    if not live and (soak or python or image or model_dir):
+        raise UsageError(
+            "--soak, --python, --image and --model-dir belong to --live", where="check host", remedy="add it"
+        )
     expected = load_profile(profile) if profile else None
     if inventory is not None:
         outcomes = fleet.check_many(read_inventory(inventory), expected, record=record, done=_told)
@@ -47,6 +66,13 @@ def host(
     elif source is not None:
         outcomes = [fleet.check_recording(source, expected)]
         shown = text.lines(outcomes[0], verbose)
+    elif live:
+        wanted = wanted_of(soak, python, image, model_dir, limit)
+        found = check_live(expected, wanted, record, dry_run)
+        if found is None:
+            return
+        outcomes = [found]
+        shown = text.lines(found, verbose)
     else:
         outcomes = [fleet.check_one(target_of(address), expected, record=record)]
         shown = text.lines(outcomes[0], verbose)
@@ -67,7 +93,9 @@ def host(
         raise typer.Exit(code)
 
 
-def _sensible(address: str, inventory: Path | None, source: Path | None, record: Path | None, fix: str) -> None:
+def _sensible(
+    address: str, inventory: Path | None, source: Path | None, record: Path | None, fix: str, live: bool
+) -> None:
     """Raises UsageError for options that contradict each other."""
     from k25stack.errors import UsageError
 
@@ -78,6 +106,12 @@ def _sensible(address: str, inventory: Path | None, source: Path | None, record:
     ]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} exclude each other", where="check host", remedy="give one")
+    if live and ways:
+        raise UsageError(
+            f"--live measures this machine, not {ways[0]}", where="check host", remedy="run it on that host"
+        )
+    if live and fix:
+        raise UsageError("--live and --fix exclude each other", where="check host", remedy="mend first, then measure")
     if source is not None and record is not None:
         raise UsageError("--record of a recording", where="check host", remedy="copy the directory")
     if fix and inventory is not None:

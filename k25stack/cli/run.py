@@ -23,13 +23,15 @@ def run(
     new: Annotated[bool, typer.Option("--new", help="Start run <stack>-<n+1>.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every kept file again.")] = False,
     gc: Annotated[bool, typer.Option("--gc", help="Delete results that no run's last plan names.")] = False,
+    backend: Annotated[str, typer.Option(help="Who runs the steps: process or docker; else what the stack says.")] = "",
+    image: Annotated[str, typer.Option(help="Image of all steps under docker; else the stack's.")] = "",
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan or the summary as JSON.")] = False,
 ) -> None:
     """Make everything a stack asks for: prompts, answers, states, draft, checks, benchmarks, report.
 
     What is there already is not made again; `-n` says what would be made and why.  Killed or interrupted, the next
-    call goes on.  Ctrl-C exits with 130.
+    call goes on.  A gate of the stack that does not hold exits with 1, Ctrl-C with 130.
     """
     from k25stack.errors import UsageError
     from k25stack.pipeline.workspace import Workspace
@@ -41,7 +43,7 @@ def run(
     if stack is None:
         raise UsageError("no stack file given", remedy="k25stack run stacks/smollm2-cpu.yaml")
     _run(workspace, stack, dry_run, as_json, name=name or None, new=new, only=_words(only), again=_words(again),
-         verify=verify)  # fmt: skip
+         verify=verify, backend=backend, image=image)  # fmt: skip
 
 
 def _run(
@@ -55,13 +57,18 @@ def _run(
     only: list[str],
     again: list[str],
     verify: bool,
+    backend: str,
+    image: str,
 ) -> None:
     from k25stack.pipeline.ending import finish
     from k25stack.pipeline.loop import request_for
     from k25stack.pipeline.plan import render
     from k25stack.pipeline.runner import Runner
 
-    runner = Runner(workspace, request_for(stack, name=name, new=new, only=only, again=again, verify=verify))
+    request = request_for(
+        stack, name=name, new=new, only=only, again=again, verify=verify, backend=backend, image=image
+    )
+    runner = Runner(workspace, request)
     if dry_run:
         decisions = runner.plan()
         plan = {"run": runner.run_.name, "steps": [decision.as_json() for decision in decisions]}
@@ -73,7 +80,12 @@ def _run(
     say(json.dumps(ending.summary, indent=2, ensure_ascii=False) if as_json else ending.table)
     for path in ending.paths:
         say(str(path), err=as_json)
-    say(f"Next: {ending.next}", err=True)
+    for line in ending.failed:
+        say(f"gate {line}", err=True)
+    chosen = "".join(f" --{option} {word}" for option, word in (("backend", backend), ("image", image)) if word)
+    say(f"Next: {ending.next}{chosen if ending.next.startswith('k25stack run ') else ''}", err=True)
+    if ending.failed:
+        raise typer.Exit(1)
 
 
 def _collect_garbage(workspace: Workspace, dry_run: bool, yes: bool, as_json: bool) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from k25stack.cli.images import register
+
 if TYPE_CHECKING:
     from k25stack.engines.catalogue import Finding
-    from k25stack.stack.model import Stack
     from k25stack.stack.serving import Profile
 
 app = typer.Typer(no_args_is_help=True, help="The stack file: one typed YAML file that decides a whole run.")
@@ -64,33 +65,32 @@ def new(
 def render(
     file: File,
     profile: ProfileName = "",
-    model: Annotated[str, typer.Option(help="Directory of the target, where a run makes it.")] = "",
-    draft: Annotated[str, typer.Option(help="Directory of the draft, where a run makes it.")] = "",
+    step: Annotated[str, typer.Option(help="A step of the loop instead of a profile.")] = "",
+    to: Annotated[str, typer.Option(help="argv, script, compose, sbatch or policy.")] = "argv",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there; stdout if left out.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Compare with this file; exit 4 and the difference on drift.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Directory of the target, where a run makes it or a node has it.")] = "",
+    draft: Annotated[str, typer.Option(help="Directory of the draft, where a run makes it or a node has it.")] = "",
     port: Annotated[int, typer.Option(help="Port; the stack's if left out.", min=0, max=65535)] = 0,
+    image: Annotated[
+        str, typer.Option(help="Image instead of the stack's: by digest, or one that was built here.")
+    ] = "",
+    gpus: Annotated[str, typer.Option(help="How a container asks for cards: nvidia or cdi.")] = "nvidia",
+    job_dir: Annotated[str, typer.Option(help="Directory of script and policy on the host.")] = "./job",
     as_json: Json = False,
 ) -> None:
-    """Print the environment and the command line that start a profile's engine."""
-    import shlex
+    """Print what starts a profile's engine, or a step's program: command line, script, service or batch file."""
+    from k25stack.cli.render import Asked, deliver, render_command, render_compose, render_job, without_collection
 
-    from k25stack.stack import load_stack
-
-    stack = load_stack(file)
-    chosen = stack.profile(profile or None)
-    argv, env = _command(stack, chosen, model, draft, port)
-    findings = _findings(chosen)
-    if as_json:
-        image = stack.images[chosen.image] if chosen.image else None
-        shown = {
-            "profile": profile or stack.serving.default,
-            "engine": f"{chosen.engine}@{chosen.version}",
-            "image": f"{image.ref}@{image.digest}" if image else None,
-            "env": env,
-            "argv": argv,
-            "findings": [vars(finding) for finding in findings],
-        }
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
-    else:
-        print(" ".join([*(f"{key}={shlex.quote(value)}" for key, value in env.items()), shlex.join(argv)]))
+    asked = Asked(file, profile, step, to, model, draft, port, image, gpus, job_dir)
+    with without_collection():
+        if to == "compose" and not profile and not step:
+            render_compose(asked, out, check)
+            return
+        text, findings = render_command(asked, as_json) if to == "argv" and not step else render_job(asked)
+        deliver(asked, text, out, check)
     for finding in findings:
         _say(finding)
     if any(_fatal(finding) for finding in findings):
@@ -157,22 +157,6 @@ def plan(
         raise typer.Exit(result.exit_code)
 
 
-def _command(stack: Stack, profile: Profile, model: str, draft: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """argv and env; TARGET and DRAFT stand for directories that a run makes."""
-    from k25stack import engines
-    from k25stack.engines.launch import draft_name, launch_of, model_name
-
-    if not model and model_name(stack) is None:
-        model = "TARGET"
-        typer.echo("TARGET stands for the directory that the target step makes (--model)", err=True)
-    if not draft and profile.speculative and draft_name(profile) is None:
-        draft = "DRAFT"
-        typer.echo("DRAFT stands for the directory that the package step makes (--draft)", err=True)
-    launch = launch_of(stack, profile, model=model or None, draft=draft or None, port=port or None)
-    engine = engines.get(profile.engine)
-    return engine.argv(profile, launch), engine.env(profile, launch)
-
-
 def _findings(profile: Profile) -> list[Finding]:
     from k25stack.engines.catalogue import findings
 
@@ -189,3 +173,6 @@ def _say(finding: Finding) -> None:
     kind = "error" if _fatal(finding) else "warning"
     remedy = f" ({finding.remedy})" if finding.remedy else ""
     typer.echo(f"{kind}: --{finding.option}: {finding.message}{remedy}", err=True)
+
+
+register(app)

@@ -16,12 +16,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every two seconds until Ctrl-C.")] = False,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Write logs, ledger and plan of a run to FILE.tar.gz.", show_default=False)
+    ] = None,
+    run: Annotated[str, typer.Option(help="The run of --bundle; the one used last if left out.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Runs of this directory, what they are doing, the GPU lease of this host, disk.  Changes nothing."""
+    """Runs of this directory, what they are doing, the GPU lease of this host, disk.  Changes nothing.
+
+    --bundle collects what somebody else needs to see what went wrong; secrets are blacked out, answers stay here.
+    """
     from k25stack.pipeline.status import overview, render
     from k25stack.pipeline.workspace import Workspace
 
+    if bundle is not None:
+        from k25stack.pipeline.bundle import write_bundle
+        from k25stack.pipeline.find import find_run
+
+        workspace = Workspace(Path())
+        found = find_run(workspace, run or None)
+        names = write_bundle(workspace, found, bundle)
+        say(json.dumps({"bundle": str(bundle), "files": names}, indent=2) if as_json else str(bundle))
+        say(f"{len(names)} files of {found.name}, {bundle.stat().st_size / 1e6:.1f} MB", err=True)
+        say(f"Next: tar -tzf {bundle}", err=True)
+        return
     while True:
         view = overview(Workspace(Path()))
         say(json.dumps(view, indent=2) if as_json else "\n".join(render(view)))
@@ -82,3 +100,28 @@ def stop_a_run(
         stop_run(run, grace_s)
         say(f"{run.name}: ended, finished parts are kept", err=True)
     say("Next: k25stack status", err=True)
+
+
+@app.command("server")
+def stop_a_server(
+    stack: Annotated[Path, typer.Argument(help="The stack file that is served.", show_default=False)],
+    keep: Annotated[bool, typer.Option("--keep", help="Keep keys, certificate and caches.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would be ended.")] = False,
+) -> None:
+    """End a server and its proxy; requests that run may end first.  Nothing of it is left unless --keep says so."""
+    from k25stack.pipeline.composectl import require_docker
+    from k25stack.pipeline.serveup import down
+    from k25stack.pipeline.serving import Site
+    from k25stack.pipeline.workspace import Workspace
+    from k25stack.stack import load_stack
+
+    site = Site(Workspace(Path()), load_stack(stack), str(stack))
+    current = site.choice("current")
+    say(current.told() if current else f"{site.stack.name}: nothing is served", err=True)
+    if not dry_run:
+        require_docker()
+        if current is not None and not yes and not typer.confirm("end it?", err=True):
+            raise typer.Exit(1)
+        down(site, volumes=not keep)
+    say(f"Next: k25stack serve {stack}", err=True)

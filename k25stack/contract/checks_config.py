@@ -9,8 +9,8 @@ from k25stack.contract.facts import DraftFacts, Question, attempt
 from k25stack.contract.finding import Check, Verdict
 from k25stack.contract.keys import switch
 from k25stack.contract.rules import EngineRules
-from k25stack.draft.config import ARCHITECTURE
 from k25stack.draft.mathematics import window
+from k25stack.draft.spellings import ARCHITECTURE
 
 # Config types under which transformers builds the config of each layout, as both engines expect it.
 MODEL_TYPES = {"llama": {"llama"}, "mla": {"deepseek_v3", "deepseek_v2"}}

@@ -16,9 +16,9 @@ from k25stack.contract import checks_config, checks_files, checks_layers, checks
 from k25stack.contract.facts import DraftFacts, Question, attempt, gather
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.contract.rules import EngineRules, engine_rules
-from k25stack.draft.config import sizes_from_config
 from k25stack.draft.formats import flattened
 from k25stack.draft.provenance import CONFIG
+from k25stack.draft.sizes import sizes_from_config
 from k25stack.errors import UsageError
 
 EngineJudge = Callable[[DraftFacts, EngineRules, Question], Iterator[Check]]

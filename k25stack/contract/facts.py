@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k25stack.draft.config import sizes_from_config
 from k25stack.draft.provenance import CONFIG, PROVENANCE
+from k25stack.draft.sizes import sizes_from_config
 from k25stack.draft.spec import DraftSpec
 from k25stack.draft.target import TargetFacts, read_object
 from k25stack.draft.weightfile import WeightFile

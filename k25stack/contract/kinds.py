@@ -41,6 +41,7 @@ class Options:
     log: Path | None = None  # of a server
     rounds: int | None = None  # to be seen on a server
     seconds: float | None = None  # to spend on a server
+    kinds: bool = False  # one request of every kind to a server
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,14 @@ def judge_url(target: str, options: Options) -> Result:
 
     given = {name: value for name in ("rounds", "seconds") if (value := getattr(options, name)) is not None}
     question = UrlQuestion(
-        options.draft, options.target, options.samples, options.baseline, options.log, options.layers, **given
+        options.draft,
+        options.target,
+        options.samples,
+        options.baseline,
+        options.log,
+        options.layers,
+        kinds=options.kinds,
+        **given,
     )
     return check_url(target, question)
 

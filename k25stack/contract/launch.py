@@ -36,6 +36,7 @@ from k25stack.engines.catalogue import catalogue
 from k25stack.engines.command import Command, read_command
 from k25stack.engines.facts import LaunchFacts, launch_facts
 from k25stack.engines.scan import Scan, scan
+from k25stack.engines.versions import version_key
 from k25stack.errors import UsageError
 
 GPUS = {"sm80": "A100", "sm86": "A40, RTX 30", "sm89": "L40S, RTX 40", "sm90": "H100, H200", "sm100": "B200",
@@ -110,8 +111,16 @@ def check_argv(words: Sequence[str], engine: str = "", gpu: str = "", nccl: str 
     if not found or not version:
         missing = "engine" if not found else "version"
         raise UsageError(f"the line does not tell the {missing}", where="check", remedy="give --engine sglang@0.5.20")
-    launch = Launch(command, found, version, gpu=gpu_name(gpu), nccl=nccl)
+    require_version(version, "--engine")
+    launch = Launch(command, found, version, gpu=gpu_name(gpu), nccl=require_version(nccl, "--nccl"))
     return Result(" ".join(words[:6]) + (" ..." if len(words) > 6 else ""), "launch", check_launch(launch))
+
+
+def require_version(text: str, where: str) -> str:
+    """The text itself; empty is fine.  Raises UsageError for what does not begin with a number."""
+    if text and not version_key(text):
+        raise UsageError(f"{text!r} is no version", where=where, remedy="as 0.5.20 or 2.29.7")
+    return text
 
 
 def gpu_name(text: str) -> str:

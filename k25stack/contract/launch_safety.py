@@ -50,7 +50,7 @@ def exposed(launch: Launch) -> str:
         open_ports = [port for port in container.ports if not port.startswith(("127.", "[::1]", "localhost:"))]
         return f"port {open_ports[0]} is published on every interface" if open_ports else ""
     host = launch.facts.get("host")
-    if host in (None, ""):
+    if not host:  # left out, or without its value, which L6 tells
         return "it listens on every interface unless told otherwise" if launch.engine == "vllm" else ""
     try:
         address = ipaddress.ip_address(str(host))

@@ -31,13 +31,27 @@ def gib(value: float) -> str:
 
 
 def weights_fit(plan: MemoryPlan, group: str) -> Iterator[Check]:
-    evidence = {"weights": gib(plan.weights + plan.draft_weights), "card": gib(plan.card), "share": plan.fraction}
+    if not plan.card and plan.given is None:
+        yield from without_card(plan, group)
+        return
+    evidence = {"weights": gib(plan.weights + plan.draft.weights), "card": gib(plan.card), "share": plan.fraction}
     if plan.budget > 0:
         message = f"{gib(plan.budget)} of each card are left for cache"
         yield Check("M1", group, Verdict.PASS, message, evidence, "", POOLS)
         return
     message = f"weights of {evidence['weights']} leave nothing of {plan.fraction:.0%} of {evidence['card']} for cache"
     yield Check("M1", group, Verdict.FAIL, message, evidence, "more cards, or a larger share of them", POOLS)
+
+
+def without_card(plan: MemoryPlan, group: str) -> Iterator[Check]:
+    """M1 where the stack names no card: the reference engine runs on the host, for others the card must be said."""
+    evidence = {"weights": gib(plan.weights + plan.draft.weights)}
+    if plan.engine == "reference":
+        message = f"weights of {evidence['weights']} in the host's memory; caches grow with what runs"
+        yield Check("M1", group, Verdict.PASS, message, evidence, "", "shapes of the stack file")
+    else:
+        yield Check("M1", group, Verdict.UNKNOWN, "the stack does not say how much memory a card has", evidence,
+                    "give host.gpu_memory_gib", "shapes of the stack file")  # fmt: skip
 
 
 def draft_pool(plan: MemoryPlan, group: str) -> Iterator[Check]:
@@ -76,6 +90,8 @@ def draft_pool(plan: MemoryPlan, group: str) -> Iterator[Check]:
 
 def room(plan: MemoryPlan, stack: Stack, profile: Profile, group: str) -> Iterator[Check]:
     """M3: tokens of cache against the context and the requests that are to run."""
+    if not plan.budget:
+        return  # M1 has said why
     context, running = profile.context or stack.target.context, profile.max_running or 1
     each = plan.tokens // running
     evidence = {"tokens": plan.tokens, "context": context, "requests": running, "tokens_each": each}
@@ -120,6 +136,8 @@ def describe(plan: MemoryPlan) -> dict[str, object]:
     return {
         **{key: value for key, value in asdict(plan).items() if key != "parts"},
         "parts": {part.name: round(part.per_gpu(plan.gpus)) for part in plan.parts},
+        "draft_loaded": plan.draft.loaded,
+        "resident": plan.resident,
         "target_pool": plan.target_pool,
         "draft_pool": plan.draft_pool,
         "draft_share": round(plan.draft_share, 4),
@@ -135,11 +153,14 @@ def table(plan: MemoryPlan) -> Iterator[str]:
     for part in plan.parts:
         how = "" if part.split else "  held whole by each card"
         yield f"  {part.name:32}{part.per_gpu(plan.gpus) / GIB:9.2f}{how}"
+    share = f"{plan.fraction:.3f} of {gib(plan.card)}, less the above"
     rows = [
         ("weights of the target", plan.weights, ""),
-        ("weights of the draft", plan.draft_weights, ""),
-        ("draft's own embedding", plan.draft_embedding, "until the target's replaces it"),
-        ("cache budget", plan.budget, f"{plan.fraction:.3f} of {gib(plan.card)}, less the above"),
+        ("weights of the draft", plan.draft.weights, ""),
+        ("draft's rotary table", plan.draft.table, ""),
+        ("draft's own embedding", plan.draft.embedding, "until the target's replaces it"),
+        ("left from building the draft", plan.draft.leftover, "until it is collected, after the cache was sized"),
+        ("cache budget", plan.budget, "as the profile says" if plan.given is not None else share),
         ("cache of the target", plan.target_pool, f"{plan.target_token:,} bytes a token"),
         ("cache of the draft", plan.draft_pool, f"{plan.draft_token:,} bytes a token, {plan.draft_share:.0%} of both"),
         ("reserve", plan.reserve, ", ".join(f"{name} {gib(value)}" for name, value in plan.graphs.items() if value)),
@@ -148,4 +169,5 @@ def table(plan: MemoryPlan) -> Iterator[str]:
         if value:
             yield f"{name:34}{value / GIB:9.2f}  {note}".rstrip()
     capped = " (capped by the profile)" if plan.capped else ""
-    yield f"{plan.tokens:,} tokens of cache{capped}; host: {gib(plan.host_ram)} at worst while loading"
+    tokens = f"{plan.tokens:,} tokens of cache{capped}; " if plan.budget else ""
+    yield f"{tokens}host: {gib(plan.host_ram)} at worst while loading"

@@ -2,23 +2,21 @@
 
 What makes it worth a check: a bad ``NCCL_P2P_LEVEL`` is passed over without a word; a number that is none counts as 0;
 a list of algorithms or protocols with a wrong word ends the start from 2.24 on and was passed over before.
-Facts stand in ``nccl.json``, read in NCCL's tagged sources.
+Facts stand in ``host/nccl.json``, read in NCCL's tagged sources.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from k25stack.contract.finding import Check, Verdict
 from k25stack.engines.versions import version_key
 from k25stack.errors import UsageError
+from k25stack.host.nccl_env import data
 
 GROUP = "nccl"
 SOURCE = "NCCL {version} src/graph/paths.cc, src/graph/tuning.cc, src/misc/param.cc"
@@ -55,12 +53,6 @@ class NcclFacts:
     @property
     def source(self) -> str:
         return SOURCE.replace("{version}", self.version)
-
-
-@cache
-def data() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((files(__package__) / "nccl.json").read_text(encoding="utf-8"))
-    return loaded
 
 
 def newest_version() -> str:

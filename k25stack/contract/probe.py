@@ -17,6 +17,7 @@ from k25stack import engines
 from k25stack.bench.prompts import PromptSet, from_samples, questions
 from k25stack.engines.cut import missing_tokens, split_cut
 from k25stack.engines.info import PATHS, ServerFacts, facts_of
+from k25stack.engines.native import as_openai, native_request
 from k25stack.engines.protocol import Counters
 from k25stack.errors import HostError, UsageError
 from k25stack.speculation import RoundCounts
@@ -156,7 +157,7 @@ class _Prober:
         for path in PATHS[self.engine.name]:
             try:
                 info = json.loads(await client.text(path))
-            except (HostError, ValueError):
+            except (HostError, ValueError, RecursionError):
                 continue
             if isinstance(info, dict):
                 return facts_of(self.engine.name, info)
@@ -179,27 +180,16 @@ class _Prober:
         before = await self.settled(client) if alone else None
         try:
             reply = await self.post(client.session, prompt, model, tokens)
-        except (OSError, ValueError, TimeoutError) as error:
+            choice, completion = read(reply)
+            rounds = self.engine.request_counters(reply)
+        except (OSError, ValueError, TimeoutError, RecursionError, UsageError) as error:
             self.errors.append(f"{prompt.key}: {str(error) or type(error).__name__}")
             return
-        choice = (reply.get("choices") or [{}])[0]
-        completion = (reply.get("usage") or {}).get("completion_tokens")
-        rounds = self.engine.request_counters(reply)
         if alone and before is not None:
             rounds = from_metrics((await self.settled(client)).since(before), completion)
         self.seen += rounds.verify_calls if rounds else 0
-        ids = choice.get("token_ids")
-        self.answers.append(
-            Answer(
-                prompt.key,
-                prompt.cluster,
-                prompt.ids,
-                choice.get("text") or (choice.get("message") or {}).get("content") or "",
-                tuple(ids) if ids else None,
-                choice.get("finish_reason"),
-                rounds,
-            )
-        )
+        ids, text, finish = choice["token_ids"], choice["text"], choice["finish_reason"]
+        self.answers.append(Answer(prompt.key, prompt.cluster, prompt.ids, text, ids, finish, rounds))
 
     async def post(self, connections: aiohttp.ClientSession, prompt: Prompt, model: str, tokens: int) -> dict[str, Any]:
         import aiohttp
@@ -208,6 +198,9 @@ class _Prober:
         body |= self.engine.request_options()
         body |= {"prompt": list(prompt.ids)} if prompt.ids else {"messages": [dict(one) for one in prompt.messages]}
         path = "/v1/completions" if prompt.ids else "/v1/chat/completions"
+        native = native_request(self.engine.name, prompt.ids, tokens)
+        if native is not None:
+            path, body = native
         limit = aiohttp.ClientTimeout(total=600)
         try:
             async with connections.post(self.url + path, json=body, timeout=limit) as response:
@@ -219,7 +212,31 @@ class _Prober:
         reply = json.loads(text)
         if not isinstance(reply, dict):
             raise ValueError("the answer is no JSON object")
-        return reply
+        return reply if native is None else as_openai(reply)
+
+
+def read(reply: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """The first choice (text, token_ids, finish_reason) and how many tokens were made.
+
+    Raises ValueError when the reply is not of the protocol's shape.
+    """
+    choices, usage = reply.get("choices"), reply.get("usage")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        raise ValueError("no choice in the answer")
+    message = choice.get("message")
+    text = choice.get("text") or (message.get("content") if isinstance(message, dict) else None)
+    ids = choice.get("token_ids")
+    if ids is not None and not (isinstance(ids, list) and all(type(token) is int for token in ids)):
+        raise ValueError("token_ids that are no list of whole numbers")
+    made = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    finish = choice.get("finish_reason")
+    found = {
+        "text": text if isinstance(text, str) else "",
+        "token_ids": tuple(ids) if ids else None,
+        "finish_reason": finish if isinstance(finish, str) else None,
+    }
+    return found, made if type(made) is int and made >= 0 else None
 
 
 def from_metrics(difference: Counters, completion: int | None) -> RoundCounts | None:

@@ -21,7 +21,7 @@ def check_stack(path: Path, profile: str = "", gpu: str = "", nccl: str = "") ->
 
     Raises UsageError when there is no such profile or card.
     """
-    from k25stack.contract.launch import gpu_name
+    from k25stack.contract.launch import gpu_name, require_version
     from k25stack.stack import load_stack
 
     try:
@@ -29,6 +29,7 @@ def check_stack(path: Path, profile: str = "", gpu: str = "", nccl: str = "") ->
     except StackError as error:
         found = Check("S1", "file", Verdict.FAIL, f"{error.where}: {error.what}", {}, error.remedy)
         return Result(str(path), "stack", (found,))
+    require_version(nccl, "--nccl")
     card = gpu_name(gpu or stack.host.compute_capability or "")
     checks = [Check("S1", "file", Verdict.PASS, "loads", {"name": stack.name})]
     chosen = {profile: stack.profile(profile)} if profile else stack.serving.profiles

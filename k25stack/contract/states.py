@@ -80,6 +80,9 @@ def whole(facts: StatesFacts) -> Iterator[Check]:
     """D1: the bytes are those of the manifest."""
     meta = facts.manifest.meta
     told = {"layers": list(meta.layers), "hidden": meta.hidden, "engine": f"{meta.engine} {meta.engine_version}"}
+    if not facts.manifest.shards:
+        yield Check("D1", GROUP, Verdict.FAIL, "no shard in the manifest", told, "extract the states")
+        return
     depth = (
         "every byte is as it was written"
         if facts.question.deep

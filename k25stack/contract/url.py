@@ -1,4 +1,4 @@
-"""The checks of a running server, U1 to U9 (SGLang, vLLM, reference).
+"""The checks of a running server, U1 to U10 (SGLang, vLLM, reference).
 
 Real prompts are sent and counted request by request; nothing on the server is changed.
 """
@@ -38,6 +38,7 @@ class UrlQuestion:
     rounds: int = ENOUGH_ROUNDS
     seconds: float = 300.0
     max_tokens: int | None = None  # of a request; 256, or that of the samples
+    kinds: bool = False  # also one request of every kind
 
 
 def check_url(url: str, question: UrlQuestion | None = None) -> Result:
@@ -58,7 +59,26 @@ def check_url(url: str, question: UrlQuestion | None = None) -> Result:
         checks += outputs.sanity(found)
         checks += outputs.lossless(found, asked.baseline, asked.target, ask)
         checks += log or []
+    if asked.kinds:
+        checks += requests(url)
     return Result(url, "url", tuple(checks))
+
+
+def requests(url: str) -> Iterator[Check]:
+    """U10: one request of every kind, and the server is the same after each (`bench.kinds`)."""
+    from k25stack.bench.kinds import run_kinds
+
+    verdicts = {"passed": Verdict.PASS, "refused": Verdict.WARN, "failed": Verdict.FAIL}
+    fixes = {"refused": "keep such requests away from it, or serve with the option that it names"}
+    fixes["failed"] = "see the server's log; try the same request without the draft"
+    try:
+        for one in run_kinds(url):
+            evidence = {"kind": one.kind, "outcome": one.outcome, "seconds": one.seconds}
+            message = f"{one.kind}: {one.outcome}: {one.detail}"
+            yield Check("U10", "requests", verdicts[one.outcome], message, evidence, fixes.get(one.outcome, ""))
+    except HostError as error:
+        message = f"no more answer during the request kinds: {error}"
+        yield Check("U10", "requests", Verdict.FAIL, message, {}, "see the server's log")
 
 
 def record_of(draft: Path | None) -> Mapping[str, Any]:
@@ -94,6 +114,12 @@ def accepted(found: Probe, record: Mapping[str, Any], asked: UrlQuestion) -> Ite
     """U2: does it speculate and count; U3: accept length over enough rounds; U4: the gap ratio."""
     total = found.total()
     if total is None:
+        if found.facts.algorithm and found.answers:
+            message = f"it speculates ({found.facts.algorithm}), and its chat route does not count in this version"
+            yield Check("U2", GROUP, Verdict.UNKNOWN, message, {"version": found.facts.version},
+                        "give --samples FILE or --target DIR: prompts as token ids are counted",
+                        "sglang srt/entrypoints/openai: return_spec_tokens_details came with 0.5.20")  # fmt: skip
+            return
         message = "no speculative counters in its replies or metrics: it serves without a draft"
         verdict = Verdict.FAIL if asked.draft is not None or found.facts.algorithm else Verdict.PASS
         yield Check("U2", GROUP, verdict, message, {}, "start it with the draft" if verdict is Verdict.FAIL else "")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from k25stack.draft.config import sizes_from_config
 from k25stack.draft.formats import detect, function_of
 from k25stack.draft.layerids import IDS_KEY
 from k25stack.draft.mathematics import SWITCHES, Mathematics
 from k25stack.draft.names import LENT
 from k25stack.draft.provenance import CONFIG, PROVENANCE
+from k25stack.draft.sizes import sizes_from_config
 from k25stack.draft.source import spelled
 from k25stack.draft.spec import size
 from k25stack.draft.target import read_object

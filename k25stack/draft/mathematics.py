@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from k25stack.draft.config import sizes_from_config
 from k25stack.draft.mla import RANKS, mla_tensors
+from k25stack.draft.sizes import sizes_from_config
 from k25stack.draft.spec import DraftSpec
 from k25stack.errors import UsageError
 

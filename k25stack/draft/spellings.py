@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from k25stack.draft.config import ARCHITECTURE
 from k25stack.draft.layerids import IDS_KEY, plus_one, plus_one_if_first_is_one, portable_ids
 from k25stack.draft.mathematics import Mathematics
 from k25stack.errors import UsageError
 
+ARCHITECTURE = "LlamaForCausalLMEagle3"  # registered in SGLang and vLLM alike
 MLA_ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 SPECULATORS_VERSION = "0.9.0"
@@ -150,6 +150,7 @@ def sizes(function: Mathematics) -> dict[str, Any]:
 
 def switches(function: Mathematics, rest: Mapping[str, Any]) -> dict[str, Any]:
     return {
+        # Never null: SGLang takes "null" for a width that differs from the target's.
         "target_hidden_size": function.spec.hidden,
         "num_aux_hidden_states": function.spec.aux,
         "norm_before_residual": function.norm_before_residual,

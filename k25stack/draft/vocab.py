@@ -57,7 +57,7 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
                 row["split"], row["domain"], row["prompt_ids"], row["response_ids"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 where = f"{path}:{number}"
                 raise DamageError(f"not a sample row: {error!r}", where=where, remedy="generate again") from None
             yield row

@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from k25stack.draft.config import spec_from_config
 from k25stack.draft.model import DraftModel
 from k25stack.draft.names import LENT, portable_name
 from k25stack.draft.remap import Remap, remap, target_ids
+from k25stack.draft.sizes import spec_from_config
 from k25stack.draft.spec import DraftSpec
 from k25stack.draft.target import read_object
 from k25stack.draft.weightfile import WeightFile, in_order

@@ -6,6 +6,7 @@ Accept figures in there are not read: they are means over an unknown past.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,8 @@ def redacted(value: Any, name: str = "") -> Any:
         return {str(key): redacted(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, str):
         return clean_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # no number in JSON
     if isinstance(value, Sequence):
         return words(value)
     return value

@@ -182,6 +182,8 @@ def main() -> None:
     me.add_argument("--site", type=Path, help="directory of the unpacked wheel, if it is not installed")
     me.add_argument("--parse", action="store_true")
     asked = me.parse_args()
+    here = Path(__file__).resolve().parent  # holds a vllm.py and an sglang.py of its own
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != here]
     if asked.site is not None:
         sys.path.insert(0, str(asked.site.resolve()))
     out, sys.stdout = sys.stdout, sys.stderr  # engines print while they are imported

@@ -3,8 +3,9 @@
 SGLang takes ``mem-fraction-static`` of a card for weights and cache.  It counts the cache of an EAGLE draft as if each
 of its layers cost what a target layer costs, sizes both pools for that many tokens, and then allocates what the draft
 really needs.  Beside latent attention that is far more: 64 heads of keys and values for one draft layer are 28 target
-layers.  The draft's own embedding is still there at that moment; the target's replaces it afterwards.
-vLLM divides ``gpu-memory-utilization`` of a card by what target and draft really need.
+layers.  What the draft leaves behind while it is built is still there at that moment (`draftcost`).
+vLLM divides ``gpu-memory-utilization`` of a card by what target and draft really need, or a fixed size where one is
+given (``kv-cache-memory-bytes``; on a CPU ``VLLM_CPU_KVCACHE_SPACE`` in GiB).
 
 Source: sglang 0.5.16 to 0.5.23 ``srt/model_executor/pool_configurator.py``, ``srt/arg_groups/memory_hook.py``,
 ``srt/managers/scheduler.py`` (init_memory_pools); vllm 0.31.0 ``config/cache.py``.
@@ -15,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from k25stack.draft.spec import DraftSpec, size
-from k25stack.model.shapes import DTYPE_BYTES, Part, heads_per_gpu, kv_bytes_per_token, weight_parts
+from k25stack.engines.draftcost import DraftCost, draft_cost
+from k25stack.model.shapes import Part, kv_bytes_per_token, weight_parts
 
 if TYPE_CHECKING:
     from k25stack.stack.model import Stack
@@ -27,7 +28,6 @@ MIB = 1 << 20
 KV_BYTES = {"fp8": 1, "int8": 1, "bf16": 2, "bfloat16": 2, "float16": 2, "auto": 2}
 UTILIZATION = 0.92  # vLLM's default
 LOADERS = 8  # threads with which SGLang reads weight files, per card
-WHOLE = ("fc.weight",)  # of the draft, held by every card
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,29 @@ class MemoryPlan:
     card: int  # the card's memory
     parts: tuple[Part, ...]
     weights: int
-    draft_weights: int
-    draft_embedding: int  # there while the pools are sized, replaced by the target's afterwards
+    draft: DraftCost
     fraction: float  # of the card, for weights and cache
     reserve: int  # the rest of the card: graphs, activations, buffers
     target_token: int  # cache of one token
-    draft_token: int
     target_layers: int
     tokens: int  # both pools are sized for so many
     capped: bool  # by the profile, below what would fit
     fitting: int  # tokens whose target and draft cache together fill the budget exactly
     budget: int  # for cache
+    given: int | None  # the budget as the profile says it; None: what the card has left
     host_ram: int  # of the machine: at worst while weights are loaded, all cards together
     loaders: int  # threads that read weight files, per card
     shard: int  # bytes of one weight file
     graphs: dict[str, int] = field(default_factory=dict)  # what the reserve is made of, as the engine estimates it
+
+    @property
+    def draft_token(self) -> int:
+        return self.draft.token
+
+    @property
+    def resident(self) -> int:
+        """All that lies on the card once the server is up, but for graphs and activations."""
+        return self.weights + self.draft.weights + self.draft.table + self.target_pool + self.draft_pool
 
     @property
     def target_pool(self) -> int:
@@ -92,17 +100,14 @@ def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int
     parts = tuple(weight_parts(stack.target))
     weights = round(sum(part.per_gpu(tp) for part in parts))
     card = (stack.host.gpu_memory_gib or 0) * GIB
-    spec = DraftSpec.from_dict(stack.draft_spec()) if profile.speculative else None
     target_token = kv_bytes_per_token(shape, tp, kv_width(argv.get("kv-cache-dtype")))
-    draft_token = draft_bytes_per_token(spec, tp) if spec else 0
-    wide = DTYPE_BYTES[stack.target.dtype]
-    draft_weights = draft_bytes(spec, tp, wide) if spec else 0
-    lent = spec.target_vocab * spec.hidden * wide // tp if spec and profile.engine == "sglang" else 0
+    draft = draft_cost(stack, profile)
     graphs = reserve_parts(profile, argv, shape.mla is not None)
     fraction = static_fraction(profile, argv, card, sum(graphs.values()))
-    budget = max(0, round(card * fraction) - weights - draft_weights - lent)
-    counted = target_token + (target_token // shape.layers if spec else 0)  # as SGLang counts an EAGLE draft
-    both = target_token + draft_token
+    given = fixed_cache(profile, argv)
+    budget = max(0, round(card * fraction) - weights - draft.loaded) if given is None else given
+    counted = target_token + (target_token // shape.layers if draft.token else 0)  # as SGLang counts an EAGLE draft
+    both = target_token + draft.token
     wanted = budget // (counted if profile.engine == "sglang" else both)
     cap = argv.get("max-total-tokens")
     tokens = min(wanted, cap) if isinstance(cap, int) else wanted
@@ -113,17 +118,16 @@ def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int
         card=card,
         parts=parts,
         weights=weights,
-        draft_weights=draft_weights,
-        draft_embedding=lent,
+        draft=draft,
         fraction=fraction,
         reserve=card - round(card * fraction),
         target_token=target_token,
-        draft_token=draft_token,
         target_layers=shape.layers,
         tokens=tokens,
         capped=tokens < wanted,
         fitting=budget // both,
         budget=budget,
+        given=given,
         host_ram=host_ram(stored, files, tp, loaders),
         loaders=loaders,
         shard=-(-stored // files),
@@ -137,15 +141,15 @@ def kv_width(dtype: Any) -> int:
     return next((width for name, width in KV_BYTES.items() if text.startswith(name)), 2)
 
 
-def draft_bytes_per_token(spec: DraftSpec, tensor_parallel: int) -> int:
-    """Cache of one token on each card: keys and values of one Llama layer."""
-    return 2 * heads_per_gpu(spec.kv_heads, tensor_parallel) * spec.head_dim * 2
-
-
-def draft_bytes(spec: DraftSpec, tensor_parallel: int, wide: int) -> int:
-    """Weights of the draft on each card; the embedding is the target's."""
-    whole = sum(size(shape) for name, shape in spec.weights().items() if name in WHOLE or len(shape) == 1)
-    return round((whole + (spec.parameters() - whole) / tensor_parallel) * wide)
+def fixed_cache(profile: Profile, argv: dict[str, Any]) -> int | None:
+    """Bytes of cache that vLLM is told to take; None where it divides what the card has left."""
+    if profile.engine != "vllm":
+        return None
+    given = argv.get("kv-cache-memory-bytes")
+    if isinstance(given, int):
+        return given
+    space = profile.env.get("VLLM_CPU_KVCACHE_SPACE", "")
+    return int(space) * GIB if space.isdecimal() else None
 
 
 def reserve_parts(profile: Profile, argv: dict[str, Any], latent: bool) -> dict[str, int]:

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from k25stack.draft.layerids import plus_one, plus_one_if_first_is_one, portable_ids
+from k25stack.draft.target import layer_family
 from k25stack.engines.cut import missing_tokens, split_cut
-from k25stack.engines.layers import layer_family
 from k25stack.engines.options import need_draft, refuse_own, refuse_version, render
 from k25stack.engines.prometheus import Metrics
 from k25stack.engines.protocol import Counters, Family, Launch
@@ -50,7 +50,17 @@ OWN = {
     "speculative-num-draft-tokens": "speculative.draft_tokens",
     "speculative-draft-attention-backend": "speculative.attention_backend",
 }
+# What a reply counts: its name, and the name that 0.5.9 had.
+ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
+PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
+HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+LONGEST_CHAIN = 1000  # draft tokens of a round; more is no counter
 AUX_CAPTURE = ("0.5.23",)  # versions with --enable-return-aux-hidden-states
+
+
+def count(value: Any) -> int | None:
+    """A counter out of a reply; None for what is none."""
+    return value if type(value) is int and 0 <= value < 1 << 53 else None
 
 
 class SGLang:
@@ -126,17 +136,24 @@ class SGLang:
 
     def request_counters(self, reply: Mapping[str, Any]) -> RoundCounts | None:
         """From ``sglext.spec_tokens_details`` (OpenAI routes) or ``meta_info`` (``/generate``)."""
-        meta = reply.get("meta_info") or (reply.get("sglext") or {}).get("spec_tokens_details")
-        if not isinstance(meta, Mapping) or not meta.get("spec_verify_ct"):
+        details = reply.get("sglext")
+        meta = reply.get("meta_info") or (details.get("spec_tokens_details") if isinstance(details, Mapping) else None)
+        if not isinstance(meta, Mapping):
             return None
-        usage = reply.get("usage") or {}
-        completion = meta.get("completion_tokens", usage.get("completion_tokens"))
-        calls, accepted = int(meta["spec_verify_ct"]), int(meta["spec_num_correct_drafts"])
-        k = int(meta["spec_num_proposed_drafts"]) // calls
-        seen = [int(count) for count in meta.get("spec_correct_drafts_histogram", ())]
+        calls = count(meta.get("spec_verify_ct"))
+        accepted, proposed = (count(meta.get(new, meta.get(old))) for new, old in (ACCEPTED, PROPOSED))
+        if not calls or accepted is None or proposed is None or proposed // calls > LONGEST_CHAIN:
+            return None
+        k = proposed // calls
+        told: list[Any] = next((meta[name] for name in HISTOGRAM if isinstance(meta.get(name), list)), [])
+        seen = [number for number in map(count, told[: k + 1]) if number is not None]
         histogram = (*seen, *[0] * (k + 1 - len(seen))) if seen else ()
         whole = RoundCounts(calls, accepted, calls * k, tuple(histogram))
-        missing = 0 if completion is None else missing_tokens(whole, int(completion))
+        usage = reply.get("usage")
+        completion = count(
+            meta.get("completion_tokens", usage.get("completion_tokens") if isinstance(usage, Mapping) else 0)
+        )
+        missing = 0 if completion is None else missing_tokens(whole, completion)
         return split_cut(whole, k, missing)
 
     def written_layers(self, canonical: Sequence[int], family: Family) -> list[int]:

@@ -13,12 +13,31 @@ from typing import Any
 from k25stack.host.parse.topo import P2P_WORDS
 from k25stack.host.parse.values import plural
 from k25stack.host.peer import PeerFacts, peer_facts
-from k25stack.host.places import INFINIBAND
+from k25stack.host.places import (
+    CMDLINE,
+    INFINIBAND,
+    IOMMU_MEMBERS,
+    IOMMU_TYPES,
+    IOMMU_UNITS,
+    LSPCI,
+    NCCL_FILE,
+    P2P_READ,
+    P2P_WRITE,
+    PCI_CLASS,
+    PCI_VENDOR,
+    SMI,
+    TOPO,
+)
 from k25stack.host.seen import Seen
 
 # nvidia-smi's word -> the NCCL level that includes such pairs.  NCCL has no NODE: paths through host bridges of one
 # NUMA node are PHB to it (nccl src/graph/paths.cc).
 LEVEL = {"NV": "NVL", "PIX": "PIX", "PXB": "PXB", "PHB": "PHB", "NODE": "PHB", "SYS": "SYS"}
+
+SOURCES = (
+    *(TOPO, P2P_READ, P2P_WRITE, SMI, LSPCI, PCI_VENDOR, PCI_CLASS),
+    *(CMDLINE, IOMMU_UNITS, IOMMU_TYPES, IOMMU_MEMBERS, INFINIBAND, NCCL_FILE),
+)
 
 
 @dataclass(frozen=True)

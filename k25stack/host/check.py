@@ -103,6 +103,7 @@ UNSURE = (
     ("nvidia-smi -q -x: no such program", "install the NVIDIA driver (playbook role nvidia)"),
     ("no such program", "install the program that is named"),
     ("no answer in time", "run it by hand on the host: a program that hangs is a fault of its own"),
+    ("not measured", "give --python or --image with torch that sees the cards"),
     ("not collected", "record again: k25stack check host --record DIR"),
 )
 

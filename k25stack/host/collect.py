@@ -110,8 +110,11 @@ def seen_of(sources: Sequence[Source], readings: Sequence[Reading]) -> Seen:
 
 
 def split_files(source: Source, text: str) -> dict[str, Reading]:
-    """``path:line`` lines of grep -> the files.  Paths may hold colons, so the glob tells where they end."""
-    pattern = re.compile("(/" + source.pattern.pattern + "):(.*)", re.DOTALL)
+    """``path:line`` lines of grep -> the files.  Paths may hold colons, so the glob tells where they end.
+
+    A star takes as little as it can: lines hold colons more often (YAML) than the last part of a path.
+    """
+    pattern = re.compile("(/" + source.pattern.pattern.replace("[^/]*", "[^/]*?") + "):(.*)", re.DOTALL)
     lines: dict[str, list[str]] = {}
     for line in text.splitlines(keepends=True):
         match = pattern.fullmatch(line)
@@ -135,29 +138,39 @@ def talk(target: Target, script: str, timeout_s: float) -> subprocess.CompletedP
         ) from None
 
 
+# What ssh prints -> (what it means, what to do); {host} and {address} are the target's.
+SSH_TROUBLE = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key has changed",
+        "make sure it is the same machine, then ssh-keygen -R {host}",
+    ),
+    ("Host key verification failed", "its host key is not known", "connect once by hand: ssh {address}"),
+    ("No matching host key", "no common kind of host key", "try: ssh -v {address}"),
+    ("Permission denied", "login refused", "check the user and key: ssh-copy-id, or ansible_ssh_private_key_file"),
+    ("Could not resolve hostname", "no such host name", "check the spelling, or set ansible_host"),
+    ("Name or service not known", "no such host name", "check the spelling, or set ansible_host"),
+    ("Connection refused", "connection refused", "is sshd running, and the port right?"),
+    ("timed out", "no answer", "is it on, and the address right?"),
+    ("No route to host", "no route to it", "check the network"),
+    ("not found", "no POSIX shell there", "install one"),
+)
+
+
+def ssh_trouble(said: str, name: str, address: str) -> HostError | None:
+    """What keeps ssh from reaching a host, from what it printed; None when it is nothing known."""
+    host = shlex.quote(address.rpartition("@")[2])
+    for sign, what, remedy in SSH_TROUBLE:
+        if sign in said:
+            return HostError(what, where=name, remedy=remedy.format(host=host, address=address))
+    return None
+
+
 def _refused(target: Target, done: subprocess.CompletedProcess[bytes], told: str) -> HostError:
     """Why there was no whole answer, from what ssh printed."""
     said = done.stderr.decode("utf-8", errors="replace")
-    host = target.address.rpartition("@")[2]
-    known = (
-        (
-            "REMOTE HOST IDENTIFICATION HAS CHANGED",
-            "its host key has changed",
-            f"make sure it is the same machine, then ssh-keygen -R {shlex.quote(host)}",
-        ),
-        ("Host key verification failed", "its host key is not known", f"connect once by hand: ssh {target.address}"),
-        ("No matching host key", "no common kind of host key", f"try: ssh -v {target.address}"),
-        ("Permission denied", "login refused", "check the user and key: ssh-copy-id, or ansible_ssh_private_key_file"),
-        ("Could not resolve hostname", "no such host name", "check the spelling, or set ansible_host"),
-        ("Name or service not known", "no such host name", "check the spelling, or set ansible_host"),
-        ("Connection refused", "connection refused", "is sshd running, and the port right?"),
-        ("timed out", "no answer", "is it on, and the address right?"),
-        ("No route to host", "no route to it", "check the network"),
-        ("not found", "no POSIX shell there", "install one"),
-    )
-    for sign, what, remedy in known:
-        if done.returncode != 0 and sign in said:
-            return HostError(what, where=target.name, remedy=remedy)
+    if done.returncode != 0 and (known := ssh_trouble(said, target.name, target.address)) is not None:
+        return known
     last = (said.strip().splitlines() or [told])[-1]
     return HostError(
         f"{told}: {last}" if last != told else told, where=target.name, remedy=f"try by hand: ssh {target.address} true"

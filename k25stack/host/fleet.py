@@ -101,14 +101,24 @@ def widest() -> Profile:
     return replace(load_profile("8x-rtx-pro-6000"), custom_all_reduce=True, skip={})
 
 
+Live = Callable[[Seen, Profile], tuple[Seen, Profile]]
+
+
 def check_one(
-    target: Target, profile: Profile | None, *, record: Path | None = None, limit_s: int = LIMIT_S
+    target: Target,
+    profile: Profile | None,
+    *,
+    record: Path | None = None,
+    limit_s: int = LIMIT_S,
+    live: Live | None = None,
 ) -> Outcome:
-    """Collect and judge one host.  What goes wrong becomes part of the outcome."""
+    """Collect and judge one host; ``live`` adds what it measures.  What goes wrong becomes part of the outcome."""
     try:
         expected = load_profile(target.profile) if target.profile else profile
         seen = collect(with_password(target), sources_for(expected or widest()), limit_s)
         expected = expected or guess_profile(seen)
+        if live is not None:
+            seen, expected = live(seen, expected)
         if record is not None:
             write_recording(record, seen, expected.name, time.strftime("%Y-%m-%d"))
     except K25Error as error:

@@ -58,8 +58,11 @@ class Group:
     children: list[str] = field(default_factory=list)
 
 
-def read_inventory(path: Path) -> list[Target | HostError]:
-    """One entry per host, in order: where it is, or what is wrong with its lines.  Raises UsageError for the file."""
+def read_inventory(path: Path, opened: bool = False) -> list[Target | HostError]:
+    """One entry per host, in order: where it is, or what is wrong with its lines.  Raises UsageError for the file.
+
+    ``opened``: somebody else opens templates and vaults, so they are no fault; what they hold is left empty here.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -74,12 +77,31 @@ def read_inventory(path: Path) -> list[Target | HostError]:
         raise UsageError("no host in it", where=str(path), remedy="write one host a line")
     if len(names) > MOST_HOSTS:
         raise UsageError(f"{len(names)} hosts", where=str(path), remedy=f"at most {MOST_HOSTS} at a time")
-    return [_target(name, groups, path) for name in names]
+    return [_target(name, groups, path, opened) for name in names]
 
 
-def _target(name: str, groups: dict[str, Group], path: Path) -> Target | HostError:
+def without_faults(text: str) -> str:
+    """An INI inventory whose host lines all parse: those with a word that is no name=value become comments."""
+    found, hosts = [], True
+    for line in text.splitlines():
+        words = line.split()
+        if line.strip().startswith("["):
+            hosts = ":" not in line.partition("]")[0]
+        elif hosts and words and words[0][0] not in "#;" and _faulty(line):
+            line = f"# {line}"
+        found.append(line)
+    return "\n".join(found) + "\n"
+
+
+def _faulty(line: str) -> bool:
+    content = Group()
+    _host_line(line.strip(), content, "")
+    return any(FAULT in variables for variables in content.hosts.values())
+
+
+def _target(name: str, groups: dict[str, Group], path: Path, opened: bool) -> Target | HostError:
     try:
-        return _login(name, _variables(name, groups, path))
+        return _login(name, _variables(name, groups, path), opened)
     except HostError as error:
         return error
 
@@ -123,7 +145,7 @@ def _file_vars(directory: Path, name: str) -> dict[str, Any]:
     return {}
 
 
-def _login(name: str, found: dict[str, Any]) -> Target:
+def _login(name: str, found: dict[str, Any], opened: bool) -> Target:
     """Raises HostError that names the host and the variable."""
     if FAULT in found:
         raise HostError(found[FAULT], where=name, remedy="write name=value")
@@ -138,6 +160,8 @@ def _login(name: str, found: dict[str, Any]) -> Target:
     def text(*keys: str) -> str:
         value = next((found[key] for key in keys if key in found), "")
         if isinstance(value, str) and ("{{" in value or value.startswith("$ANSIBLE_VAULT")):
+            if opened:
+                return ""
             raise HostError(
                 f"{keys[0]} is a template or a vault, which is not opened here",
                 where=name,

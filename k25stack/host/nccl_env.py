@@ -1,8 +1,7 @@
 """NCCL's environment variables on a host: which exist, which values NCCL takes, what contradicts what.
 
 NCCL ignores a wrong NCCL_P2P_LEVEL without a word and dies of a wrong NCCL_PROTO or NCCL_ALGO, so values are judged
-before anything starts.  The names and words are the data of contract/nccl.json (read in NCCL's tagged sources); no code
-of that room is used here.
+before anything starts.  The names and words stand in nccl.json, read in NCCL's tagged sources.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from k25stack.host.places import NCCL_CONF, NCCL_ENV, NCCL_FILE, NCCL_HOME
 from k25stack.host.seen import ABSENT, Seen, Unseen
 from k25stack.host.sources import Source
 
-DATA = Path(__file__).parents[1] / "contract" / "nccl.json"
+DATA = Path(__file__).with_name("nccl.json")
 IMAGES_SET = frozenset({"NCCL_VERSION", "NCCL_HOME"})  # written by container images, read by nobody
 # Numbers outside these bounds are taken and do harm, or are cut: more than 64 channels do not exist.
 BOUNDS: Mapping[str, tuple[int, int]] = {
@@ -33,19 +32,20 @@ DEBUG = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
 
 
 @cache
-def _data() -> dict[str, Any]:
+def data() -> dict[str, Any]:
+    """What NCCL's versions read: names, levels, algorithms, protocols, kernels, and settings per workload."""
     loaded: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return loaded
 
 
 def _newest(key: str) -> tuple[str, ...]:
-    by_version = _data()[key]
+    by_version = data()[key]
     return tuple(by_version[max(by_version, key=lambda text: [int(part) for part in text.split(".")])])
 
 
 def kinds() -> Mapping[str, str]:
     """Variable -> kind of its value."""
-    return {name: row["kind"] for name, row in _data()["names"].items()}
+    return {name: row["kind"] for name, row in data()["names"].items()}
 
 
 def levels() -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _fault(name: str, value: str) -> Fault | None:
     if kind == "level":
         return _level(name, value)
     if kind in ("algorithms", "protocols"):
-        return _listed(name, value, _newest("algorithms") if kind == "algorithms" else tuple(_data()["protocols"]))
+        return _listed(name, value, _newest("algorithms") if kind == "algorithms" else tuple(data()["protocols"]))
     if kind == "int" and not re.fullmatch(r"[-+]?(0[xX][0-9a-fA-F]{1,12}|\d{1,12})", value):
         return Fault(name, f"is {value!r}, which is no number", FAIL)
     if name in BOUNDS and not BOUNDS[name][0] <= int(value, 0 if "x" in value.lower() else 10) <= BOUNDS[name][1]:

@@ -137,10 +137,10 @@ NCCL_GRAPHS = files("/etc/k25stack/*.xml")
 NCCL_LIBS = paths("/usr/lib/*/libnccl.so.2.*")
 
 # measured on request only
-LIVE_NCCL = shell("live-nccl", "exit 66", "all_reduce_perf")
-LIVE_P2P = shell("live-p2p", "exit 66", "p2pBandwidthLatencyTest")
+LIVE_NCCL = shell("live-nccl", "exit 66", "all-reduce of the cards")
+LIVE_P2P = shell("live-p2p", "exit 66", "copies between the cards")
 LIVE_DCGM = shell("live-dcgm", "exit 66", "dcgmi diag -r 2 -j")
 LIVE_CDI = shell("live-cdi", "exit 66", "docker run --device nvidia.com/gpu=all IMAGE nvidia-smi -L")
 LIVE_READ = shell("live-disk-read", "exit 66", "bounded read of the model directory")
 LIVE_SOAK = shell("live-soak", "exit 66", "sustained load")
-LIVE_NCCL_VERSION = shell("live-nccl-version", "exit 66", "NCCL version inside the image")
+LIVE_NCCL_VERSION = shell("live-nccl-version", "exit 66", "NCCL version as torch loads it")

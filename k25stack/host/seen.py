@@ -9,6 +9,8 @@ from k25stack.host.sources import Source
 
 # Exit codes that the collecting script gives where no program did.
 ABSENT, DENIED, TIMEOUT, TOO_LONG, NOT_EXECUTABLE, NOT_FOUND = 66, 77, 124, 125, 126, 127
+# Exit codes of the measuring worker (k25stack.host.live.family): not possible here, and failed.
+UNABLE, FAILED = 69, 70
 
 
 class Unseen(Exception):
@@ -35,6 +37,8 @@ class Reading:
         if self.rc == TOO_LONG:
             return "the output is too long"
         last = self.text.strip().splitlines()[-1:] or ["no output"]
+        if self.rc == UNABLE:
+            return f"not measured: {last[0].lstrip('# ').strip()}"
         return f"exit {self.rc}: {last[0].strip()}"
 
 

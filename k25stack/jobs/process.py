@@ -7,21 +7,18 @@ killed at any moment: the next one finds the job by (run, step), and knows it by
 
 from __future__ import annotations
 
-import fcntl
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from k25stack.errors import HostError
-from k25stack.files import read_json, write_json
+from k25stack.files import write_json
+from k25stack.jobs.control import Control, changed, is_locked, locked, public, read_or_none, wait_for, wait_for_process
 from k25stack.jobs.job import Job, State
 from k25stack.jobs.tree import snapshot
 from k25stack.proc import alive, start_time
@@ -30,26 +27,27 @@ MARK = "K25_JOB"
 BASE = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 START_S = 20.0
-POLL_S = 0.02
 
 
-class ProcessBackend:
+class ProcessBackend(Control):
     """Runs jobs as processes of this host.  ``inherit`` gives descriptors (a held lease) that keepers keep open."""
 
+    kind = "process"
+
     def __init__(self, root: Path, inherit: Callable[[], tuple[int, ...]] = tuple) -> None:
-        self.root = root.resolve()
+        super().__init__(root)
         self.inherit = inherit
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def submit(self, job: Job) -> str:
-        directory = self.root / job.run / job.step
+        directory = self.directory(job)
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory / "lock", f"{job.step} of {job.run} is already running") as own:
+        with locked(directory / "lock", f"{job.step} of {job.run} is already running") as own:
             _kill_marked(directory)
             for old in ("exit.json", "pid.json", "owners.json"):
                 (directory / old).unlink(missing_ok=True)
-            write_json(directory / "job.json", _public(job))
-            with _locked(job.lock, f"another run is making {job.step} ({job.lock})") as work:
+            write_json(directory / "job.json", public(job, self.kind) | {"argv": _program(job, directory)})
+            with locked(job.lock, f"another run is making {job.step} ({job.lock})") as work:
                 self._start(job, directory, (*own, *work, *self.inherit()))
         return str(directory)
 
@@ -66,7 +64,7 @@ class ProcessBackend:
                 pass_fds=fds,
             )
         self._children[str(directory)] = child
-        _wait_for(lambda: (directory / "pid.json").exists() or child.poll() is not None, START_S)
+        wait_for(lambda: (directory / "pid.json").exists() or child.poll() is not None, START_S)
         if not (directory / "pid.json").exists():
             raise HostError(f"{job.step} could not be started", where=str(job.log), remedy="read the log, run again")
 
@@ -74,58 +72,32 @@ class ProcessBackend:
         self._reap(handle)
         directory = Path(handle)
         for _ in range(2):  # it may end between the look at its pid and the look at exit.json
-            if (ended := _read(directory / "exit.json")) is not None:
+            if (ended := read_or_none(directory / "exit.json")) is not None:
                 return State("exited", ended["code"], ended["started"], ended["ended"], ended["peak_rss_gb"])
-            pids = _read(directory / "pid.json")
-            if pids is None and _is_locked(directory / "lock"):
+            pids = read_or_none(directory / "pid.json")
+            if pids is None and is_locked(directory / "lock"):
                 return State("running", started=time.time())
             if pids is not None and alive(pids["pid"], pids["start"]):
-                return State("running", started=_changed(directory / "job.json"))
-        return State("lost", started=_changed(directory / "job.json"))
+                return State("running", started=changed(directory / "job.json"))
+        return State("lost", started=changed(directory / "job.json"))
 
     def wait(self, handle: str, timeout_s: float) -> State:
         keeper = self.roots(handle)
         if keeper:
-            try:
-                end = os.pidfd_open(keeper[0])
-            except ProcessLookupError:
-                return self.poll(handle)
-            try:
-                select.select([end], [], [], timeout_s)
-            finally:
-                os.close(end)
+            wait_for_process(keeper[0], timeout_s)
         return self.poll(handle)
 
-    def logs(self, handle: str) -> Path:
-        return Path(read_json(Path(handle) / "job.json")["log"])
-
-    def step(self, handle: str) -> str:
-        return Path(handle).name
-
-    def key(self, handle: str) -> str:
-        return str(read_json(Path(handle) / "job.json")["key"])
-
-    def ports(self, handle: str) -> tuple[int, ...]:
-        return tuple(read_json(Path(handle) / "job.json")["ports"])
-
-    def find(self, run: str, step: str) -> str | None:
-        directory = self.root / run / step
-        return str(directory) if (directory / "job.json").exists() else None
-
-    def jobs(self, run: str) -> list[str]:
-        return sorted(str(path.parent) for path in (self.root / run).glob("*/job.json"))
-
     def roots(self, handle: str) -> list[int]:
-        pids = _read(Path(handle) / "pid.json")
+        pids = read_or_none(Path(handle) / "pid.json")
         return [] if pids is None or not alive(pids["pid"], pids["start"]) else [int(pids["pid"])]
 
-    def own(self, handle: str, owners: list[int]) -> None:
+    def own(self, handle: str, owners: list[int], jobs: Sequence[str] = ()) -> None:
         record = [{"pid": pid, "start": start} for pid in owners if (start := start_time(pid)) is not None]
         write_json(Path(handle) / "owners.json", record)
 
     def stop(self, handle: str, grace_s: float) -> State:
         directory = Path(handle)
-        pids = _read(directory / "pid.json")
+        pids = read_or_none(directory / "pid.json")
         if self.poll(handle).phase == "running" and pids is not None:
             _signal(pids["pid"], pids["start"], signal.SIGTERM)
             if not self._ended(handle, grace_s):
@@ -143,12 +115,20 @@ class ProcessBackend:
         shutil.rmtree(handle, ignore_errors=True)
 
     def _ended(self, handle: str, within_s: float) -> bool:
-        return _wait_for(lambda: self.poll(handle).phase != "running", within_s)
+        return wait_for(lambda: self.poll(handle).phase != "running", within_s)
 
     def _reap(self, handle: str) -> None:
         child = self._children.get(handle)
         if child is not None and child.poll() is not None:
             del self._children[handle]
+
+
+def _program(job: Job, directory: Path) -> list[str]:
+    """The job's own argv, or the supervisor that starts it when the job has a policy."""
+    if job.policy is None:
+        return list(job.argv)
+    write_json(directory / "policy.json", dict(job.policy))
+    return [sys.executable, "-m", "k25stack.watch.main", "--policy", str(directory / "policy.json"), "--", *job.argv]
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -158,78 +138,6 @@ def environment(job: Job) -> dict[str, str]:
     if "site-packages" not in PACKAGE_ROOT.parts:  # a clone that is not installed
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(PACKAGE_ROOT))))
     return {**env, **job.env}
-
-
-def _public(job: Job) -> dict[str, Any]:
-    return {
-        "run": job.run,
-        "step": job.step,
-        "key": job.key,
-        "argv": list(job.argv),
-        "env": dict(job.env),
-        "pass_env": list(job.pass_env),
-        "log": str(job.log),
-        "ports": list(job.ports),
-        "orphan_s": job.orphan_s,
-    }
-
-
-@contextmanager
-def _locked(path: Path | None, busy: str) -> Iterator[tuple[int, ...]]:
-    """Hold an exclusive flock; a child that inherits the descriptor goes on holding it after the block."""
-    if path is None:
-        yield ()
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        if not _wait_for(lambda: _try_lock(handle, fcntl.LOCK_EX), 1.0):  # a passing look by `status` is short
-            raise HostError(busy, remedy="wait for it, or stop it: k25stack stop run NAME")
-        yield (handle,)
-    finally:
-        os.close(handle)
-
-
-def _try_lock(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _try_lock(handle, fcntl.LOCK_SH)
-    finally:
-        os.close(handle)
-
-
-def _wait_for(condition: Callable[[], bool], within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(read_json(path))
-    except FileNotFoundError:
-        return None
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _signal(pid: int, started: int, number: signal.Signals) -> None:

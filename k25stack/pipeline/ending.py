@@ -16,6 +16,7 @@ class Ending:
     paths: list[Path]
     summary: dict[str, Any]
     next: str
+    failed: tuple[str, ...] = ()  # gates that do not hold, each with its figure and limit
 
 
 def finish(outcome: Outcome, stack_path: Path) -> Ending:
@@ -29,7 +30,12 @@ def finish(outcome: Outcome, stack_path: Path) -> Ending:
     if summary_path not in paths:
         write_json(summary_path, summary)
         paths = [*paths, summary_path]
-    return Ending(report.table(run.directory), paths, summary, _next(outcome, stack_path))
+    failed = tuple(
+        f"{gate.name}: {gate.value:g}, the stack's limit is {gate.limit:g}"
+        for gate in report.gates(run.directory)
+        if gate.holds is False and gate.value is not None
+    )
+    return Ending(report.table(run.directory), paths, summary, _next(outcome, stack_path), failed)
 
 
 def _next(outcome: Outcome, stack_path: Path) -> str:

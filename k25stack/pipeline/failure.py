@@ -35,6 +35,9 @@ def last_try(log: Path) -> list[str]:
 
 def of(step: str, state: State, log: Path, state_directory: Path) -> K25Error:
     """The error of a step that did not end well.  A program's own ``error:`` line is repeated, with its exit code."""
+    if state.cause:
+        what, _, remedy = state.cause.partition(" | ")
+        return HostError(what, where=step, remedy=f"{remedy}; log: {log}" if remedy else f"log: {log}")
     lines = [line for line in last_try(log) if line.strip()]
     own = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if own:

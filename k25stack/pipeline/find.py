@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from k25stack.errors import UsageError
-from k25stack.jobs import ProcessBackend
+from k25stack.pipeline.backends import Looker
 from k25stack.pipeline.workspace import Run, Workspace
 
 SERVER = ".server"
@@ -53,7 +53,7 @@ def find_log(run: Run, step: str | None) -> Path:
 
 
 def _running_log(run: Run, step: str | None) -> Path | None:
-    backend = ProcessBackend(run.workspace.jobs)
+    backend = Looker(run.workspace)
     for handle in backend.jobs(run.name):
         name = Path(handle).name
         wanted = not name.endswith(SERVER) if step is None else name == step
@@ -76,6 +76,6 @@ def follow_log(run: Run, path: Path) -> Iterator[str]:
 
 
 def _writes(run: Run, path: Path) -> bool:
-    backend = ProcessBackend(run.workspace.jobs)
+    backend = Looker(run.workspace)
     jobs = [job for job in backend.jobs(run.name) if backend.logs(job).resolve() == path.resolve()]
     return any(backend.poll(job).phase == "running" for job in jobs)

@@ -33,6 +33,14 @@ def versions(packages: list[str]) -> dict[str, str]:
     return {**own, **{name: package_version(name) for name in sorted(set(packages))}}
 
 
+def installation_s() -> float | None:
+    """Seconds that `make env` took to make the environment this runs in; None where it did not make it."""
+    try:
+        return float((Path(sys.prefix) / ".setup_s").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def _cpu_model() -> str:
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)

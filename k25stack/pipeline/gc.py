@@ -8,7 +8,7 @@ from pathlib import Path
 
 from k25stack.errors import LeaseError
 from k25stack.files import read_json
-from k25stack.pipeline.locks import describe, holder
+from k25stack.locks import describe, holder
 from k25stack.pipeline.workspace import Workspace
 
 

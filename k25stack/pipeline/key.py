@@ -72,6 +72,8 @@ def fields(
     service = step.service
     rooms = sorted({*step.rooms, *(service.rooms if service else ())})
     packages = sorted({*step.packages, *(service.packages if service else ())})
+    if step.image is not None:  # its content decides what is installed, not this environment
+        packages = []
     document: dict[str, Any] = {
         "protocol": PROTOCOL,
         "code": {room: code_hash(room, root) for room in rooms},

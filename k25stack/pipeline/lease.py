@@ -14,10 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from k25stack.errors import LeaseError
-from k25stack.pipeline.locks import NamedLock, describe, holder, lives, me
-
-SHARED = Path("/run/lock")
+from k25stack.locks import SHARED, NamedLock, holder, lease_held, lives, make_shared, me
 
 
 def lease_path() -> Path:
@@ -43,7 +40,7 @@ class Lease:
             "progress": "",
         }
         path = lease_path()
-        _make_shared(path)
+        make_shared(path, SHARED)
         self.lock = NamedLock(path)
 
     def take(self) -> None:
@@ -51,13 +48,7 @@ class Lease:
         held_by = self.lock.acquire(self.record)
         if held_by is None or self._own_step(held_by):
             return
-        progress = f", {held_by['progress']}" if held_by.get("progress") else ""
-        raise LeaseError(
-            f"{held_by.get('who', 'somebody')} holds the lease of this host's {_cards(held_by)}: {describe(held_by)}, "
-            f"{held_by.get('purpose', 'purpose unknown')}{progress}",
-            where=str(self.lock.path),
-            remedy="wait for it, or end it: k25stack status",
-        )
+        raise lease_held(held_by, self.lock.path)
 
     def _own_step(self, held_by: dict[str, Any]) -> bool:
         return held_by.get("scope") == self.record["scope"] and not lives(held_by)
@@ -83,20 +74,3 @@ class Lease:
 
 def lease_holder() -> dict[str, Any] | None:
     return holder(lease_path())
-
-
-def _cards(record: dict[str, Any]) -> str:
-    cards = int(record.get("cards", 0))
-    return f"{cards} cards" if cards else "processors (no cards)"
-
-
-def _make_shared(path: Path) -> None:
-    """The shared directory is open to every user of the host, as /run/lock itself is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.parent.parent == SHARED and not path.exists():
-        path.parent.chmod(0o1777)
-        old = os.umask(0)
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-        finally:
-            os.umask(old)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k25stack.errors import UsageError
 from k25stack.pipeline import estimates
+from k25stack.pipeline.backends import choose, in_containers
 from k25stack.pipeline.benchmarks import bench_steps
 from k25stack.pipeline.runner import Request
 from k25stack.pipeline.step import NETWORK, Fact, Input, Step
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TENSORS = ("safetensors", "torch")
 SAMPLES = "train/samples.py"  # the format of prompts and samples; the rest of that room is the trainer
+MEMORY = "train/memory.py"
 
 
 def request_for(
@@ -37,15 +38,22 @@ def request_for(
     only: Sequence[str] = (),
     again: Sequence[str] = (),
     verify: bool = False,
+    backend: str = "",
+    image: str = "",
 ) -> Request:
-    """Read a stack file and say what a run of it is.  Raises StackError, UsageError."""
+    """Read a stack file and say what a run of it is.  ``backend`` and ``image`` go before the stack's own.
+
+    Raises StackError.
+    """
     from k25stack.stack import load_stack
     from k25stack.stack.dump import dump_stack
 
     stack = load_stack(path)
+    runs_on = choose(stack, backend)
+    made = steps(stack)
     return Request(
         stack_name=stack.name,
-        steps=steps(stack),
+        steps=in_containers(made, stack, image) if runs_on == "docker" else made,
         resolved=dump_stack(stack),
         stack=stack.model_dump(mode="json"),
         references=[{**row.model_dump(mode="json"), "comparable": row.comparable} for row in stack.reference_results],
@@ -56,16 +64,16 @@ def request_for(
         verify=verify,
         threads=stack.host.threads,
         cards=stack.host.gpus,
+        backend=runs_on,
     )
 
 
 def steps(stack: Stack) -> list[Step]:
-    """All steps of the loop, each after what it reads.  Raises UsageError for what this version cannot run."""
-    _require_reference(stack)
+    """All steps of the loop, each after what it reads; what this version cannot run says why (``blocked``)."""
     guess = estimates.of(stack)
     made = [target(stack), prompts(stack), regenerate(stack), extract(stack), vocab(stack), train(stack)]
     made += [package(stack, random=False), package(stack, random=True), check(stack), *bench_steps(stack)]
-    return [_with(step, guess.get(step.name.partition("-")[0])) for step in made]
+    return [_with(step, guess.get(step.name)) for step in made]
 
 
 def _with(step: Step, guess: Any) -> Step:
@@ -74,16 +82,13 @@ def _with(step: Step, guess: Any) -> Step:
     return step if guess is None else replace(step, estimate=guess)
 
 
-def _require_reference(stack: Stack) -> None:
-    for section, engine in (("data", stack.data.engine), ("extraction", stack.extraction.engine)):
-        if engine != "reference":
-            raise UsageError(
-                f"{section}.engine is {engine}: the loop of this version works with the reference engine",
-                where=stack.name,
-                remedy="set it to reference, or use the stack for serving: k25stack stack render",
-            )
+def _blocked(stack: Stack, section: str, engine: str) -> str:
+    """Why a step that computes with the target cannot run here; empty when it can."""
     if stack.target.source.kind == "dummy":
-        raise UsageError("target.source is dummy: there are no weights to learn from", where=stack.name)
+        return "target.source is dummy: there are no weights outside the engine"
+    if engine == "reference":
+        return ""
+    return f"{section}.engine is {engine}: in this version the loop itself computes with the reference engine only"
 
 
 def target(stack: Stack) -> Step:
@@ -101,6 +106,7 @@ def target(stack: Stack) -> Step:
         local={"cache": "{models}"},
         pass_env=NETWORK,
         setup=True,
+        blocked=_blocked(stack, "target", "reference"),
     )
 
 
@@ -147,10 +153,11 @@ def regenerate(stack: Stack) -> Step:
             "record": {"layers": list(stack.extraction.layers)} if recording else None,
         },
         inputs={"target": Input("target"), "prompts": Input("prompts")},
-        rooms=("model", "reference", SAMPLES),
+        rooms=("model", "reference", SAMPLES, MEMORY),
         packages=("jinja2", "numpy", "tokenizers", *TENSORS),
         local={"processes": data.processes},  # the answers do not depend on their number
         volatile=("result.json",) if recording else ("result.json", "parts/*"),
+        blocked=_blocked(stack, "data", data.engine),
     )
 
 
@@ -167,8 +174,9 @@ def extract(stack: Stack) -> Step:
             "mode": "recorded" if extraction.mode == "generate" else "prefill",
         },
         inputs={"target": Input("target"), "samples": Input("regenerate")},
-        rooms=("model", "reference", "states", SAMPLES),
+        rooms=("model", "reference", "states", SAMPLES, MEMORY),
         packages=("jinja2", "numpy", "tokenizers", *TENSORS),
+        blocked=_blocked(stack, "extraction", extraction.engine),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +77,8 @@ class Planner:
             decision = self.decide(step, realised)
             if decision.state == "cached" and isinstance(decision.found, Kept):
                 realised[step.name] = decision.found
+            elif step.blocked:
+                decision = replace(decision, reason=f"{decision.reason}; cannot run: {step.blocked}")
             decisions.append(decision)
         return decisions
 

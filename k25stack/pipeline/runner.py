@@ -15,14 +15,14 @@ from typing import Any
 
 from k25stack.errors import HostError, K25Error, LeaseError, UsageError
 from k25stack.files import canonical_json, write_json, write_text
-from k25stack.jobs import Backend, ProcessBackend
 from k25stack.ledger import append, read
+from k25stack.locks import NamedLock, describe, me
 from k25stack.pipeline import fingerprint, plan
 from k25stack.pipeline.attempt import perform
+from k25stack.pipeline.backends import BackendName, make_backend
 from k25stack.pipeline.facts import note_step
 from k25stack.pipeline.key import PACKAGE
 from k25stack.pipeline.lease import Lease
-from k25stack.pipeline.locks import NamedLock, describe, me
 from k25stack.pipeline.meter import Meter
 from k25stack.pipeline.plan import Decision, Planner
 from k25stack.pipeline.progress import Display
@@ -53,6 +53,7 @@ class Request:
     verify: bool = False
     threads: int = 2
     cards: int = 0
+    backend: BackendName = "process"
     code: Path = PACKAGE
 
 
@@ -126,7 +127,7 @@ class Runner:
             return decisions, self._walk(planner, None)
         self._preflight(decisions)
         lease = Lease(f"run {run.name}", "the loop", request.cards, run.directory)
-        backend: Backend = ProcessBackend(self.workspace.jobs, lease.descriptors)
+        backend = make_backend(request.backend, self.workspace, lease)
         lease.take()
         try:
             shop = Workshop(run, self.store, backend, lease, self.display, meter, request.threads)
@@ -170,7 +171,14 @@ class Runner:
             write_json(place / "outputs.json", kept.record)
 
     def _preflight(self, decisions: list[Decision]) -> None:
-        """Refuse a run that would fill the disk before it starts."""
+        """Refuse, before it starts, a run that would fill the disk or needs what this version cannot make."""
+        for decision in decisions:
+            if decision.step.blocked and decision.state != "cached":
+                raise HostError(
+                    decision.step.blocked,
+                    where=f"{self.request.stack_name}: step {decision.step.name}",
+                    remedy="k25stack run STACK -n shows the whole plan; k25stack stack render STACK serves it by hand",
+                )
         self.workspace.state.mkdir(parents=True, exist_ok=True)
         needs, free_gb = plan.total(decisions), shutil.disk_usage(self.workspace.state).free / 1e9
         if needs.disk_gb * DISK_MARGIN > free_gb:
@@ -202,6 +210,7 @@ class Runner:
                 "versions": fingerprint.versions(packages),
                 "only": list(request.only),
                 "again": list(request.again),
+                "installation_s": fingerprint.installation_s(),
             },
         )
         append(place, "plan", {"steps": [decision.as_json() for decision in decisions]})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import os
 import socket
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ from k25stack.jobs import Health, Job
 from k25stack.ledger.records import now
 from k25stack.pipeline import failure
 from k25stack.pipeline.step import Service, Step
+from k25stack.pipeline.stepjob import python
 from k25stack.pipeline.workshop import Workshop
 
 SUFFIX = ".server"
@@ -52,7 +52,7 @@ def serving(
         server, port = handle, shop.backend.ports(handle)[0]
         yield (
             {service.url_variable: f"http://127.0.0.1:{port}"},
-            lambda job: shop.backend.own(server, [os.getpid(), *shop.backend.roots(job)]),
+            lambda job: shop.backend.own(server, [os.getpid(), *shop.backend.roots(job)], [job]),
         )
     finally:
         if (left := _server(shop, step)) is not None:
@@ -94,7 +94,7 @@ def _end(shop: Workshop, handle: str) -> None:
 def _start(shop: Workshop, step: Step, service: Service, key: str, inputs: Mapping[str, str]) -> str:
     shop.lease.secure()
     port = free_port()
-    places = {"{python}": sys.executable, "{port}": str(port), "{threads}": str(shop.threads)}
+    places = {"{python}": python(service.image), "{port}": str(port), "{threads}": str(shop.threads)}
     places |= {f"{{inputs.{name}}}": inputs[f"service.{name}"] for name in service.inputs}
     log = shop.run.step(key) / "server.log"
     failure.begin_log(log, service.name, now())

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from k25stack.jobs import ProcessBackend
 from k25stack.ledger import Record, read
+from k25stack.locks import describe, holder
+from k25stack.pipeline.backends import Looker
 from k25stack.pipeline.lease import lease_holder
-from k25stack.pipeline.locks import describe, holder
 from k25stack.pipeline.progress import describe as describe_progress
 from k25stack.pipeline.progress import read_progress
 from k25stack.pipeline.workspace import Run, Workspace
@@ -17,7 +17,7 @@ from k25stack.pipeline.workspace import Run, Workspace
 
 def overview(workspace: Workspace) -> dict[str, Any]:
     """``{lease, disk, runs}`` as plain values; ``runs`` begins with the one used last."""
-    backend = ProcessBackend(workspace.jobs)
+    backend = Looker(workspace)
     return {
         "lease": lease_holder(),
         "disk": _disk(workspace.state),
@@ -25,7 +25,7 @@ def overview(workspace: Workspace) -> dict[str, Any]:
     }
 
 
-def run_state(run: Run, backend: ProcessBackend) -> dict[str, Any]:
+def run_state(run: Run, backend: Looker) -> dict[str, Any]:
     """One run: its state in a word, who holds it, its jobs with their progress, its steps and its last end."""
     silent: list[str] = []
     records = read(run.ledger, silent.append)
@@ -56,7 +56,7 @@ def _word(held_by: dict[str, Any] | None, running: list[dict[str, Any]], ended: 
     return {0: "finished", 130: "interrupted"}.get(int(ended["code"]), "failed")
 
 
-def _job(run: Run, backend: ProcessBackend, handle: str) -> dict[str, Any]:
+def _job(run: Run, backend: Looker, handle: str) -> dict[str, Any]:
     key, step = backend.key(handle), Path(handle).name
     progress = read_progress(run.workspace.work / key / "progress.json")
     state = backend.poll(handle)

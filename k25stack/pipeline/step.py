@@ -95,6 +95,7 @@ class Step:
     facts: tuple[Fact, ...] = ()
     estimate: Estimate = Estimate()
     setup: bool = False
+    blocked: str = ""  # why this version cannot make it: a plan says so, a run that needs it is refused
 
     @property
     def argv(self) -> tuple[str, ...]:

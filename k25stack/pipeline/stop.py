@@ -7,8 +7,8 @@ import signal
 import time
 
 from k25stack.errors import HostError
-from k25stack.jobs import ProcessBackend
-from k25stack.pipeline.locks import describe, holder, lives
+from k25stack.locks import describe, holder, lives
+from k25stack.pipeline.backends import Looker
 from k25stack.pipeline.workshop import GRACE_S
 from k25stack.pipeline.workspace import Run
 
@@ -17,7 +17,7 @@ MARGIN_S = 15.0
 
 def what_runs(run: Run) -> list[str]:
     """What ``stop_run`` would end, in words; empty when nothing runs."""
-    backend = ProcessBackend(run.workspace.jobs)
+    backend = Looker(run.workspace)
     held_by = holder(run.lock)
     found = [f"the command ({describe(held_by)})"] if held_by else []
     jobs = [handle for handle in backend.jobs(run.name) if backend.poll(handle).phase == "running"]
@@ -36,7 +36,7 @@ def stop_run(run: Run, grace_s: float = GRACE_S) -> None:
             if time.monotonic() > deadline:
                 raise HostError(f"its command does not end: {describe(held_by)}", where=run.name, remedy="kill -9 it")
             time.sleep(0.05)
-    backend = ProcessBackend(run.workspace.jobs)
+    backend = Looker(run.workspace)
     for handle in backend.jobs(run.name):
         if backend.poll(handle).phase == "running":
             backend.stop(handle, grace_s)

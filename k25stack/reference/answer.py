@@ -1,14 +1,16 @@
-"""Answer many prompts at once: a static batch of slots, refilled as responses end.
+"""Answer many prompts at once: a batch of slots, refilled as responses end.
 
-* Running sequences always hold slots 0 to A-1: when one ends, the last one moves into its slot, so that attention reads
-  the cache in place and no idle row is computed.
+* Sequences lie on shelves by their length (`shelves`), so that attention reads no more keys than it must and no idle
+  row is computed.
 * As many sequences run as `CACHE_BYTES` has room for, and at most ``slots``.
 * Free slots are refilled in groups of `REFILL`, prompts packed without padding.  What all prompts begin with (a system
   turn) is computed once and copied.
+* A conversation goes on with the keys, values and states it has: of a further turn only what is new is computed.
 * With `layers`, the states of every token are kept as they are computed.  A finished sequence stays for one more step,
   which feeds its last token, so that rows = tokens.
 
-The result depends on the asks, their order and the number of slots, and on nothing else.
+The result depends on the asks, their order, when they are added and the number of slots, and on nothing else; where
+`exact.shape_exact` holds, on the asks alone.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from k25stack.reference.attention import Ragged, Span
 from k25stack.reference.recording import Recorder, Recording
 from k25stack.reference.sampling import Sampling, draw, probabilities
-from k25stack.reference.target import Prefix, Target, common_prefix, top_ids
+from k25stack.reference.shelves import Place, Shelves
+from k25stack.reference.target import ForwardOut, Prefix, Target, common_prefix, top_ids
 
 REFILL = 8  # free slots that are worth a prefill
 PACK_TOKENS = 512  # prompt tokens of one prefill forward
-CACHE_BYTES = 1_400_000_000  # keys and values of a batch, if every answer became as long as it may
+CACHE_BYTES = 1_000_000_000  # keys and values of a batch, if every answer became as long as it may
 GREEDY = Sampling()
 PREFIX_TOKENS = 8  # a shared beginning of fewer tokens is not worth a copy
 
@@ -58,16 +62,48 @@ class Answer:
     recording: Recording | None = None
 
 
-@dataclass
-class Running:
-    """A sequence in a slot.  ``cached`` positions have keys and values; while decoding, all but the newest token."""
+Follow = Callable[[int, list[Answer]], Ask | None]
+"""Place of an ask in its list and its answers so far -> what is asked next in the same conversation, None: nothing."""
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One conversation."""
 
     index: int  # in the list of asks
+    follow: Follow
+    answers: list[Answer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An ask that no slot has taken yet, and what is known of the beginning of its prompt."""
+
+    talk: Talk
     ask: Ask
+    prefix: Prefix | None = None
+
+    @property
+    def fresh(self) -> int:
+        """Prompt tokens to be computed."""
+        return len(self.ask.prompt) - (0 if self.prefix is None else self.prefix.length)
+
+
+@dataclass(kw_only=True, eq=False)
+class Running(Place):
+    """A sequence in a slot.  ``cached`` positions have keys and values; while decoding, all but the newest token."""
+
+    talk: Talk
+    ask: Ask
+    row: int  # of the recorder
     rng: random.Random
-    cached: int
     tokens: list[int] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.ask.prompt) + len(self.tokens)
 
 
 def answer(
@@ -83,44 +119,62 @@ def answer(
 
     ``layers``: canonical ids of the states to record, None for none.  ``done`` is told of finished responses.
     """
-    batch = Batch(target, asks, slots, stop_ids, layers)
-    answers: dict[int, Answer] = {}
-    with torch.inference_mode():
-        while batch.waiting or batch.running:
-            batch.refill()
-            finished = dict(batch.step())
-            answers |= finished
-            if finished:
-                done(len(finished))
-    return [answers[index] for index in range(len(asks))]
+    found = converse(
+        target, asks, lambda index, answers: None, slots=slots, stop_ids=stop_ids, layers=layers, done=done
+    )
+    return [answers[0] for answers in found]
+
+
+def converse(
+    target: Target,
+    asks: Sequence[Ask],
+    follow: Follow,
+    *,
+    slots: int,
+    stop_ids: Sequence[int],
+    layers: Sequence[int] | None = None,
+    done: Callable[[int], None] = lambda count: None,
+) -> list[list[Answer]]:
+    """The same with further turns: whatever ``follow`` returns after an answer is asked next, before others."""
+    batch = Batch(target, min(slots, len(asks)), stop_ids, layers)
+    talks = batch.add(asks, follow)
+    while batch.waiting or batch.running:
+        batch.refill()
+        finished = batch.step()
+        if finished:
+            done(finished)
+    return [talk.answers for talk in talks]
 
 
 class Batch:
     """The slots, what runs in them, and what waits."""
 
-    def __init__(
-        self, target: Target, asks: Sequence[Ask], slots: int, stop_ids: Sequence[int], layers: Sequence[int] | None
-    ) -> None:
+    def __init__(self, target: Target, slots: int, stop_ids: Sequence[int], layers: Sequence[int] | None) -> None:
         self.target = target
-        self.asks = asks
+        self.slots = slots
         self.stop_ids = frozenset(stop_ids)
-        self.waiting = deque(range(len(asks)))
-        self.running: list[Running] = []  # by slot
-        longest = max(ask.longest for ask in asks)
-        self.slots = min(slots, len(asks))
+        self.waiting: deque[Waiting] = deque()
+        self.running: list[Running] = []
         self.positions = CACHE_BYTES // target.position_bytes
-        self.cache = target.new_cache(self.slots, longest)
+        self.shelves = Shelves(target, slots)
         self.layers = tuple(layers or ())
         self.recorder: Recorder | None = None
         if layers is not None:
-            self.recorder = Recorder(self.slots, longest, target.config.hidden, len(self.layers))
-        self.prefix: Prefix | None = None
+            self.recorder = Recorder(target.config.hidden, len(self.layers))
+
+    def add(self, asks: Sequence[Ask], follow: Follow = lambda index, answers: None) -> list[Talk]:
+        """Let asks wait behind the others; what they all begin with is computed now."""
+        prefix: Prefix | None = None
         shared = common_prefix([ask.prompt for ask in asks])
         if len(asks) > 1 and shared >= PREFIX_TOKENS:
-            self.prefix = target.prefix(torch.tensor(asks[0].prompt[:shared]), self.layers)
+            prefix = self.target.prefix(torch.tensor(asks[0].prompt[:shared]), self.layers)
+        talks = [Talk(index, follow) for index in range(len(asks))]
+        self.waiting.extend(Waiting(talk, ask, prefix) for talk, ask in zip(talks, asks, strict=True))
+        return talks
 
     # -- prefill ----------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def refill(self) -> None:
         """Prefill waiting prompts when enough of them fit."""
         count = self._fitting()
@@ -133,69 +187,87 @@ class Batch:
         free = self.slots - len(self.running)
         room = self.positions - sum(sequence.ask.longest for sequence in self.running)
         count = 0
-        for index in islice(self.waiting, free):
-            room -= self.asks[index].longest
+        for waiting in islice(self.waiting, free):
+            room -= waiting.ask.longest
             if room < 0:
                 break
             count += 1
         return count if count or self.running else min(1, len(self.waiting))
 
-    def _packs(self, count: int) -> Iterator[list[int]]:
+    def _packs(self, count: int) -> Iterator[list[Waiting]]:
         """The next ``count`` waiting asks in groups of about `PACK_TOKENS`."""
-        group: list[int] = []
+        group: list[Waiting] = []
         tokens = 0
         for _ in range(count):
             group.append(self.waiting.popleft())
-            tokens += len(self.asks[group[-1]].prompt) - (self.prefix.length if self.prefix else 0)
+            tokens += group[-1].fresh
             if tokens >= PACK_TOKENS:
                 yield group
                 group, tokens = [], 0
         if group:
             yield group
 
-    def _prefill(self, group: list[int]) -> None:
-        first, shared = len(self.running), self.prefix
-        slots = range(first, first + len(group))
-        prefix = 0 if shared is None else shared.length
-        texts = [self.asks[index].prompt for index in group]
-        offsets = torch.tensor([0, *(len(text) - prefix for text in texts)]).cumsum(0)
-        ids = torch.tensor([token for text in texts for token in text[prefix:]])
-        out = self.target.prefill_packed(ids, offsets, self.layers, self.cache, slots, shared)
-        bounds = offsets.tolist()
-        for slot, index, begin, end in zip(slots, group, bounds, bounds[1:], strict=False):
-            ask = self.asks[index]
-            self.running.append(Running(index, ask, random.Random(ask.seed), len(ask.prompt)))
+    def _prefill(self, group: list[Waiting]) -> None:
+        joining = [self._begin(waiting) for waiting in group]
+        spans, at = [], 0
+        for sequence in joining:
+            fresh = len(sequence.ask.prompt) - sequence.cached
+            cache = self.shelves.shelves[sequence.shelf].cache
+            spans.append(Span(at, at + fresh, sequence.slot, sequence.cached, cache))
+            at += fresh
+        ids = torch.tensor([token for sequence in joining for token in sequence.ask.prompt[sequence.cached :]])
+        positions = torch.cat([torch.arange(sequence.cached, len(sequence.ask.prompt)) for sequence in joining])
+        attend = Ragged(self.shelves.shelves[joining[0].shelf].cache, spans)
+        out = self.target.run(ids, positions, attend, self.layers)
+        for sequence, span in zip(joining, spans, strict=True):
             if self.recorder is not None:
-                self.recorder.begin(slot)
-                if shared is not None:
-                    self.recorder.put_span(slot, 0, shared.states.aux, shared.states.last)
-                self.recorder.put_span(slot, prefix, out.aux[begin:end], out.last[begin:end])
-        self._choose(list(slots), out.last[offsets[1:] - 1])
+                rows = slice(span.begin, span.end)
+                self.recorder.put_span(sequence.row, sequence.cached, out.aux[rows], out.last[rows])
+            sequence.cached = len(sequence.ask.prompt)
+        self.running += joining
+        self._choose(joining, out.last[[span.end - 1 for span in spans]])
+
+    def _begin(self, waiting: Waiting) -> Running:
+        """Give an ask a place that holds its prompt, and what is known of it."""
+        ask, prefix = waiting.ask, waiting.prefix
+        row = -1 if self.recorder is None else self.recorder.begin(ask.longest)
+        rng = random.Random(ask.seed)
+        sequence = Running(talk=waiting.talk, ask=ask, row=row, rng=rng)
+        cache = self.shelves.put(sequence, len(ask.prompt) + 1)
+        if prefix is not None:
+            cache.k[:, sequence.slot, :, : prefix.length] = prefix.keys
+            cache.v[:, sequence.slot, :, : prefix.length] = prefix.values
+            sequence.cached = prefix.length
+            if self.recorder is not None:
+                self.recorder.put_span(row, 0, prefix.states.aux, prefix.states.last)
+        return sequence
 
     # -- decode -----------------------------------------------------------------------------------------------------
 
-    def step(self) -> Iterator[tuple[int, Answer]]:
-        """One token for every running sequence; yields those that are complete."""
-        yield from self._release()
+    @torch.inference_mode()
+    def step(self) -> int:
+        """One token for every running sequence; returns how many became complete."""
+        complete = self._release()
         if not self.running:
-            return
-        starts = [sequence.cached for sequence in self.running]
-        ids = torch.tensor([[sequence.tokens[-1]] for sequence in self.running])
-        slots, positions = torch.arange(len(self.running)), torch.tensor(starts)
-        out = self.target.forward(ids, self.cache, slots, positions, self.layers)
+            return complete
+        self.shelves.grow()
+        self.running = [place for place in self.shelves.rows() if isinstance(place, Running)]
+        ids = torch.tensor([sequence.tokens[-1] for sequence in self.running])
+        positions = torch.tensor([sequence.cached for sequence in self.running])
+        out = self.target.run(ids, positions, self.shelves.attention(), self.layers)
         if self.recorder is not None:
-            self.recorder.put(slots, positions, out.aux[:, 0], out.last[:, 0])
+            rows = [sequence.row for sequence in self.running]
+            self.recorder.put(rows, [sequence.cached for sequence in self.running], out.aux, out.last)
         for sequence in self.running:
             sequence.cached += 1
-        live = [slot for slot, sequence in enumerate(self.running) if sequence.finish is None]
+        live = [row for row, sequence in enumerate(self.running) if sequence.finish is None]
         if live:
-            rows = out.last[:, 0] if len(live) == len(self.running) else out.last[live, 0]
-            self._choose(live, rows)
-        yield from self._release()
+            last = out.last if len(live) == len(self.running) else out.last[live]
+            self._choose([self.running[row] for row in live], last)
+        return complete + self._release()
 
-    def _choose(self, slots: list[int], last: Tensor) -> None:
-        """Append the next token of the sequences in ``slots`` from their states ``last`` [R, H]."""
-        sequences = [self.running[slot] for slot in slots]
+    def _choose(self, sequences: list[Running], last: Tensor) -> None:
+        """Append the next token of ``sequences`` from their states ``last`` [R, H]."""
         sampled = [row for row, sequence in enumerate(sequences) if not sequence.ask.sampling.greedy]
         if sampled:
             logits = self.target.logits(last)  # [R, V]
@@ -203,12 +275,11 @@ class Batch:
         else:
             greedy = self.target.argmax(last)
         tokens = greedy.tolist()
+        if self.recorder is not None:
+            self.recorder.choose([s.row for s in sequences], [s.cached - 1 for s in sequences], tokens)
         for row in sampled:
             sequence = sequences[row]
             tokens[row] = draw(probabilities(logits[row], sequence.ask.sampling), sequence.rng.random())
-        if self.recorder is not None:
-            at = torch.tensor([sequence.cached - 1 for sequence in sequences])
-            self.recorder.argmax[torch.tensor(slots), at] = greedy.to(torch.int32)
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.tokens.append(token)
             if token in self.stop_ids:
@@ -216,18 +287,34 @@ class Batch:
             elif len(sequence.tokens) == sequence.ask.max_new:
                 sequence.finish = "length"
 
-    def _release(self) -> Iterator[tuple[int, Answer]]:
-        """Take complete sequences out, each replaced by the last running one."""
-        for slot in reversed(range(len(self.running))):
-            sequence = self.running[slot]
-            length = len(sequence.ask.prompt) + len(sequence.tokens)
-            if sequence.finish is None or (self.recorder is not None and sequence.cached < length):
-                continue
-            recording = self.recorder.take(slot, length) if self.recorder is not None else None
-            yield sequence.index, Answer(tuple(sequence.tokens), sequence.finish, recording)
-            last = self.running.pop()
-            if last is not sequence:
-                self.running[slot] = last
-                self.cache.move(len(self.running), slot, last.cached)
-                if self.recorder is not None:
-                    self.recorder.move(len(self.running), slot, last.cached)
+    def _release(self) -> int:
+        """Take complete sequences out; a conversation that goes on waits for its next turn.  Returns their number."""
+        recorded = self.recorder is not None
+        complete = [s for s in self.running if s.finish and (not recorded or s.cached == s.length)]
+        for sequence in complete:
+            recording = self.recorder.take(sequence.row, sequence.length) if self.recorder is not None else None
+            assert sequence.finish is not None
+            talk = sequence.talk
+            talk.answers.append(Answer(tuple(sequence.tokens), sequence.finish, recording))
+            following = talk.follow(talk.index, talk.answers)
+            if following is not None:
+                prefix = self._known(sequence, following, recording)
+                self.waiting.appendleft(Waiting(talk, following, prefix))
+            self.shelves.remove(sequence)
+        if complete:
+            gone = {id(sequence) for sequence in complete}
+            self.running = [sequence for sequence in self.running if id(sequence) not in gone]
+        return len(complete)
+
+    def _known(self, sequence: Running, following: Ask, recording: Recording | None) -> Prefix | None:
+        """What of the next turn's prompt the sequence has computed already."""
+        text = (*sequence.ask.prompt, *sequence.tokens)[: sequence.cached]
+        length = common_prefix([(*text, -1), following.prompt])
+        if length < PREFIX_TOKENS:
+            return None
+        cache = self.shelves.shelves[sequence.shelf].cache
+        keys, values = (c[:, sequence.slot, :, :length].clone() for c in (cache.k, cache.v))
+        if recording is None:
+            empty = keys.new_empty(length, 0)
+            return Prefix(length, keys, values, ForwardOut(empty, empty))
+        return Prefix(length, keys, values, ForwardOut(recording.last[:length], recording.aux[:length]))

@@ -10,6 +10,7 @@ the machine's matrix kernels keep that order (`exact.shape_exact` asks them).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +38,7 @@ class Span:
     end: int
     slot: int
     start: int
+    cache: KVCache | None = None  # None: that of the batch
 
 
 class Batched:
@@ -74,11 +76,29 @@ class Batched:
         return out.view(batch, kv, n, group, dim).transpose(1, 2).reshape(batch * n, heads * dim)
 
 
+class Joined:
+    """Requests that lie in several caches: the rows of each one follow those of the one before."""
+
+    def __init__(self, parts: Sequence[tuple[int, Attention]]) -> None:
+        """``parts``: how many rows, and what attends to them."""
+        self.counts = [rows for rows, _ in parts]
+        self.parts = [attention for _, attention in parts]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = zip(*(torch.split(tensor, self.counts) for tensor in (q, k, v)), strict=True)
+        return torch.cat([part(layer, *each) for part, each in zip(self.parts, rows, strict=True)])
+
+
 class Ragged:
     """Sequences of any lengths, packed without padding; each is attended to alone, in causal blocks."""
 
     def __init__(
-        self, cache: KVCache, spans: list[Span], *, scratch: bool = False, prefix: tuple[Tensor, Tensor] | None = None
+        self,
+        cache: KVCache,
+        spans: Sequence[Span],
+        *,
+        scratch: bool = False,
+        prefix: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """``scratch``: the cache is one slot of one layer that everything overwrites, for a forward that keeps nothing.
 
@@ -97,10 +117,11 @@ class Ragged:
         if self.prefix is not None:
             for cache, shared in zip((self.cache.k, self.cache.v), self.prefix, strict=True):
                 cache[0, 0, :, : shared.shape[2]] = shared[layer]
-        out = torch.empty_like(q)
+        out = torch.zeros_like(q)  # rows of no span stay finite
         for span in self.spans:
             rows = slice(span.begin, span.end)
-            keys, values = self.cache.k[index, span.slot], self.cache.v[index, span.slot]
+            held = span.cache or self.cache
+            keys, values = held.k[index, span.slot], held.v[index, span.slot]
             end = span.start + span.end - span.begin
             keys[:, span.start : end] = k[rows].transpose(0, 1)
             values[:, span.start : end] = v[rows].transpose(0, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,20 @@ class Setup:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One turn of some documents: the unit of work."""
+    """Some documents with all their turns: the unit of work."""
 
     number: int
-    turn: int
     prompts: tuple[Prompt, ...]
     key: str  # hash of everything that decides its samples
 
-    def part(self, turn: int | None = None) -> str:
-        """Stem of the files of this turn, or of an earlier one."""
-        return f"part-{self.number:04d}-{self.turn if turn is None else turn}"
+    @property
+    def answers(self) -> int:
+        return sum(len(prompt.turns) for prompt in self.prompts)
+
+    @property
+    def part(self) -> str:
+        """Stem of its files."""
+        return f"part-{self.number:04d}"
 
 
 class Plan:
@@ -114,45 +118,32 @@ class Plan:
         self.finished: list[Chunk] = []
         self.ready: list[Chunk] = []
         for number, members in enumerate(divide(prompts, settings, tokenizer)):
-            chunk: Chunk | None = self._chunk(number, 0, members, "")
-            while chunk is not None:
-                record = ChunkRecord.read(parts / f"{chunk.part()}.json")
-                if record is None or record.key != chunk.key or not record.intact(parts):
-                    self.ready.append(chunk)
-                    break
-                self.finished.append(chunk)
-                chunk = self._next(chunk)
-        self.earlier = frozenset(chunk.part() for chunk in self.finished)
-
-    def finish(self, chunk: Chunk) -> Iterable[Chunk]:
-        """Note a finished chunk; returns its next turn, if it has one."""
-        self.finished.append(chunk)
-        following = self._next(chunk)
-        return [] if following is None else [following]
-
-    def _next(self, chunk: Chunk) -> Chunk | None:
-        members = tuple(prompt for prompt in chunk.prompts if len(prompt.turns) > chunk.turn + 1)
-        return self._chunk(chunk.number, chunk.turn + 1, members, chunk.key) if members else None
-
-    def _chunk(self, number: int, turn: int, prompts: tuple[Prompt, ...], before: str) -> Chunk:
-        decides = [asdict(self.settings), [asdict(prompt) for prompt in prompts], turn, before]
-        return Chunk(number, turn, prompts, sha256_text(canonical_json(decides)))
+            decides = [asdict(settings), [asdict(prompt) for prompt in members]]
+            chunk = Chunk(number, members, sha256_text(canonical_json(decides)))
+            record = ChunkRecord.read(parts / f"{chunk.part}.json")
+            whole = record is not None and record.key == chunk.key and record.intact(parts)
+            (self.finished if whole else self.ready).append(chunk)
+        self.earlier = frozenset(chunk.part for chunk in self.finished)
 
 
 def divide(prompts: Sequence[Prompt], settings: Settings, tokenizer: Tokenizer) -> list[tuple[Prompt, ...]]:
-    """Documents in chunks: those of several turns first, then by length of the first prompt, longest first.
+    """Documents in chunks: those of most turns first, then by length of the first prompt, longest first.
 
-    Several turns are a chain of work that cannot be divided, so they must not come last.
+    Chunks have at most ``chunk_docs`` documents, those of several turns accordingly fewer.
     """
     for prompt in prompts:
         if not prompt.turns:
             raise UsageError("no question in it", where=f"document {prompt.doc_id}", remedy="leave it out")
     lengths = {prompt.doc_id: len(settings.prompt_ids(tokenizer, prompt)) for prompt in prompts}
     ordered = sorted(prompts, key=lambda p: (-len(p.turns), -lengths[p.doc_id], p.doc_id))
-    several = [prompt for prompt in ordered if len(prompt.turns) > 1]
-    single = ordered[len(several) :]
-    size = settings.chunk_docs
-    return [tuple(group[i : i + size]) for group in (several, single) for i in range(0, len(group), size)]
+    chunks = []
+    while ordered:
+        turns = len(ordered[0].turns)
+        alike = sum(len(prompt.turns) == turns for prompt in ordered)
+        size = min(-(-settings.chunk_docs // turns), alike)
+        chunks.append(tuple(ordered[:size]))
+        del ordered[:size]
+    return chunks
 
 
 def target_revision(directory: Path) -> str:

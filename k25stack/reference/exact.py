@@ -19,7 +19,7 @@ from torch import Tensor
 
 from k25stack.reference.kv import KVCache
 from k25stack.reference.linear import Linear
-from k25stack.reference.target import Target
+from k25stack.reference.target import Target, rms_norm
 
 ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 130)
 LENGTHS = (1, 70, 200, 600)  # keys in use
@@ -44,10 +44,14 @@ def shape_exact(target: Target) -> bool:
         return False
     x = _random((max(ROWS), config.hidden), dtype)
     gate = _random((max(ROWS), config.intermediate), dtype)
-    weight = _random((config.hidden,), dtype)
+    weight = _random((config.hidden,), torch.float32)
+    up = Linear(_random((config.intermediate, config.hidden), dtype))
+    down = Linear(_random((config.hidden, config.intermediate), dtype))
     return (
-        _rows_agree(lambda rows: F.rms_norm(rows, (config.hidden,), weight, config.rms_eps), x)
-        and _rows_agree(F.silu, gate)
+        _rows_agree(lambda rows: rms_norm(rows, weight, config.rms_eps), x)
+        and _rows_agree(up.silu, x)
+        and _rows_agree(lambda rows: up.times(rows, gate[: len(rows)]), x)
+        and _rows_agree(lambda rows: down.plus(rows, x[: len(rows)]), gate)
         and all(attention_exact(target, used) for used in LENGTHS)
     )
 

@@ -7,10 +7,9 @@ directory with target.json) and ``prompts``.
 Out: ``samples.jsonl``, one turn per line in the order of the prompts; with ``record`` also ``recorded.json`` and the
 states of every token in the parts it names, for `extract`.
 
-A *chunk* is the unit of work: up to ``chunk_docs`` documents, answered one turn after the other (turn 2 sees the
-target's own answer of turn 1), each turn written to ``parts/`` with the hashes of its files.  Chunks follow from the
-prompts alone, so a kill loses the running chunks at most, and the next try ends with the same bytes, whatever the
-number of processes.
+A *chunk* is the unit of work: some documents with all their turns (turn 2 sees the target's own answer of turn 1),
+written to ``parts/`` with the hashes of its files.  Chunks follow from the prompts alone, so a kill loses the running
+chunks at most, and the next try ends with the same bytes, whatever the number of processes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def regenerate(spec: Spec) -> dict[str, Any]:
     prompts = read_prompts(spec.inputs["prompts"])
     plan = Plan(prompts, settings, tokenizer, spec.out / PARTS)
     progress, total = Progress(spec.out), sum(len(prompt.turns) for prompt in prompts)
-    answered = sum(len(chunk.prompts) for chunk in plan.finished)
+    answered = sum(chunk.answers for chunk in plan.finished)
     if answered:
         log(f"{answered} of {total} answers are there from an earlier try")
 
@@ -51,7 +50,7 @@ def regenerate(spec: Spec) -> dict[str, Any]:
     tick(0)
     factory = Factory("k25stack.reference.chunk_worker", "make_worker", Setup(str(target), str(spec.out), settings))
     processes = int(spec.params.get("processes", 1))
-    run_tasks(factory, plan.ready, processes=processes, then=lambda chunk, _: plan.finish(chunk), progress=tick)
+    run_tasks(factory, plan.ready, processes=processes, progress=tick)
     seconds = time.monotonic() - begun
     samples, fresh = merge(spec.out, plan, prompts)
     write_records(spec.out / SAMPLES, samples)
@@ -68,12 +67,12 @@ def merge(out: Path, plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Sample
     found: dict[tuple[str, int], tuple[Sample, bool]] = {}
     recorded: list[RecordedPart] = []
     wanted: set[str] = set()
-    for chunk in sorted(plan.finished, key=lambda chunk: chunk.part()):
-        for sample in read_samples(parts / f"{chunk.part()}.jsonl"):
-            found[sample.doc_id, sample.turn] = (sample, chunk.part() not in plan.earlier)
-        record = ChunkRecord.read(parts / f"{chunk.part()}.json")
+    for chunk in sorted([*plan.finished, *plan.ready], key=lambda chunk: chunk.number):
+        for sample in read_samples(parts / f"{chunk.part}.jsonl"):
+            found[sample.doc_id, sample.turn] = (sample, chunk.part not in plan.earlier)
+        record = ChunkRecord.read(parts / f"{chunk.part}.json")
         if record is not None:
-            wanted |= {f"{chunk.part()}.json", *record.files}
+            wanted |= {f"{chunk.part}.json", *record.files}
             recorded += [] if record.recorded is None else [record.recorded]
     if plan.settings.record is not None:
         write_index(out, plan.settings.record, recorded)

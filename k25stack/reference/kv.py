@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
 LANES = 32
 """Lengths handed to the kernels are multiples of this, so that masked tails never change the order of a sum."""
-
-ALIGNMENT = 64  # bytes: a cache line
 
 SMALL_PRODUCT = 4096
 """torch multiplies batches with no more multiplications than this by another kernel, whose sums differ."""
@@ -59,19 +57,16 @@ class KVCache:
             return self.length
         return self.rounded(length)
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of one slot to another, in all layers."""
-        for cache in (self.k, self.v):
-            cache[:, target, :, :length] = cache[:, source, :, :length]
+    def take(self, slot: int, other: KVCache, source: int, length: int) -> None:
+        """Copy the first ``length`` positions of a slot of ``other``, in all layers."""
+        self.k[:, slot, :, :length] = other.k[:, source, :, :length]
+        self.v[:, slot, :, :length] = other.v[:, source, :, :length]
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory page by page as they are written.
+    """Zeros that take memory page by page as they are written, and give it back at once when they are dropped.
 
     torch.zeros writes everything at once; the operating system's zeroed pages cost nothing until then, and reading
     them touches one page that stays in the processor's cache.
     """
-    size = math.prod(shape) * dtype.itemsize
-    raw = torch.from_numpy(np.zeros(size + ALIGNMENT, dtype=np.uint8))
-    shift = -raw.data_ptr() % ALIGNMENT
-    return raw[shift : shift + size].view(dtype).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)

@@ -84,7 +84,7 @@ class PackedDraft:
         q, k = turned[:, : spec.heads], turned[:, spec.heads :]
         stream = hidden + self.o(attend(0, q, k, heads[:, -spec.kv_heads :]))  # the residual is the raw state
         normed = self._norm(stream, "mlp")
-        return stream + self.down(F.silu(self.gate(normed), inplace=True).mul_(self.up(normed)))
+        return self.down.plus(self.up.times(normed, self.gate.silu(normed)), stream)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, (self.spec.hidden,), self.norms[name], self.spec.rms_eps)

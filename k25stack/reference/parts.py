@@ -2,9 +2,9 @@
 
 ::
 
-    parts/part-0003-0.jsonl         samples of chunk 3, turn 0
-    parts/part-0003-0.safetensors   their states, when recording
-    parts/part-0003-0.json          written last: the chunk's key and the hashes of both
+    parts/part-0003.jsonl         samples of chunk 3
+    parts/part-0003.safetensors   their states, when recording
+    parts/part-0003.json          written last: the chunk's key and the hashes of both
     recorded.json                   where the states of each document are
 """
 

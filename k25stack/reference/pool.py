@@ -20,25 +20,66 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 from k25stack.errors import HostError, K25Error
 
-Work = Callable[[Any, Callable[[int], None]], Any]
-"""A task and a callback for progress (units done since the last call) -> the task's result."""
+Report = Callable[[int], None]
+"""Told of units done since the last call."""
+
+Work = Callable[[Any, Report], Any]
+"""A task and a callback for progress -> the task's result."""
+
+
+class Stream(Protocol):
+    """Works on several tasks at once, a little at a time."""
+
+    def begin(self, task: Any, progress: Report) -> None:
+        """Take a task."""
+
+    def hungry(self) -> bool:
+        """True when another task would be welcome."""
+
+    def busy(self) -> bool:
+        """True when there is a task to work on."""
+
+    def advance(self) -> list[tuple[Any, Any]]:
+        """Go on for a moment; returns the tasks that are finished, with their results."""
+
+
+class OneByOne:
+    """A `Work` as a stream: one task at a time, done in one go."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.taken: list[tuple[Any, Report]] = []
+
+    def begin(self, task: Any, progress: Report) -> None:
+        self.taken.append((task, progress))
+
+    def hungry(self) -> bool:
+        return not self.taken
+
+    def busy(self) -> bool:
+        return bool(self.taken)
+
+    def advance(self) -> list[tuple[Any, Any]]:
+        task, progress = self.taken.pop()
+        return [(task, self.work(task, progress))]
 
 
 @dataclass(frozen=True)
 class Factory:
-    """Where a child finds the function that turns ``setup`` into its `Work` (loading what all its tasks share)."""
+    """Where a child finds the function that turns ``setup`` into its `Work` or `Stream` (loading what tasks share)."""
 
     module: str
     function: str
     setup: Any
 
-    def make(self) -> Work:
-        function: Callable[[Any], Work] = getattr(importlib.import_module(self.module), self.function)
-        return function(self.setup)
+    def make(self) -> Stream:
+        made: Any = getattr(importlib.import_module(self.module), self.function)(self.setup)
+        stream: Stream = made if hasattr(made, "advance") else OneByOne(made)
+        return stream
 
 
 def run_tasks(
@@ -58,10 +99,12 @@ def run_tasks(
     if not waiting:
         return
     if processes == 1:
-        work = factory.make()
-        while waiting:
-            task = waiting.popleft()
-            waiting.extendleft(then(task, work(task, progress)))
+        stream = factory.make()
+        while waiting or stream.busy():
+            while waiting and stream.hungry():
+                stream.begin(waiting.popleft(), progress)
+            for task, result in stream.advance():
+                waiting.extendleft(then(task, result))
         return
     children = [Child(factory) for _ in range(min(processes, len(waiting)))]
     try:
@@ -80,25 +123,27 @@ def drive(
     """Keep every child busy until nothing waits and nothing runs."""
     while True:
         for child in children:
-            if waiting and not child.busy:
+            if waiting and child.hungry:
                 child.give(waiting.popleft())
-        running = {child.pipe: child for child in children if child.busy}
-        if not running:
+        if not waiting and not any(child.tasks for child in children):
             return
+        running = {child.pipe: child for child in children if child.tasks or not child.hungry}
         for pipe in wait(list(running)):
             child = running[pipe]  # type: ignore[index]  # typeshed: wait() may return file numbers too
             kind, value = child.receive()
             if kind == "progress":
                 progress(value)
+            elif kind == "hungry":
+                child.hungry = True
             elif kind == "error":
                 raise value
             else:
-                waiting.extendleft(then(child.task, value))
-                child.busy = False
+                number, result = value
+                waiting.extendleft(then(child.tasks.pop(number), result))
 
 
 class Child:
-    """One child process and the task it has."""
+    """One child process and the tasks it has."""
 
     def __init__(self, factory: Factory) -> None:
         context = multiprocessing.get_context("spawn")
@@ -106,12 +151,15 @@ class Child:
         self.process: BaseProcess = context.Process(target=serve, args=(factory, theirs), daemon=True)
         self.process.start()
         theirs.close()
-        self.busy = False
-        self.task: Any = None
+        self.hungry = False  # until it says so
+        self.tasks: dict[int, Any] = {}
+        self.given = 0
 
     def give(self, task: Any) -> None:
-        self.task, self.busy = task, True
-        self.pipe.send(task)
+        self.tasks[self.given] = task
+        self.pipe.send((self.given, task))
+        self.given += 1
+        self.hungry = False
 
     def receive(self) -> tuple[str, Any]:
         try:
@@ -132,18 +180,28 @@ class Child:
 def serve(factory: Factory, pipe: Connection) -> None:
     """A child's main function: tasks in, results out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too and ends its children
-    tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    tasks: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, tasks), daemon=True).start()
     try:
-        work = factory.make()
+        stream, asked = factory.make(), False
+        numbers: dict[int, tuple[int, Any]] = {}
         while True:
-            task = tasks.get()
-            pipe.send(("result", work(task, lambda units: pipe.send(("progress", units)))))
+            if stream.hungry() and not asked:
+                pipe.send(("hungry", None))
+                asked = True
+            if not tasks.empty() or not stream.busy():
+                number, task = tasks.get()
+                numbers[id(task)] = (number, task)
+                stream.begin(task, lambda units: pipe.send(("progress", units)))
+                asked = False
+            else:
+                for task, result in stream.advance():
+                    pipe.send(("result", (numbers.pop(id(task))[0], result)))
     except (K25Error, OSError) as error:
         pipe.send(("error", error))
 
 
-def _listen(pipe: Connection, tasks: queue.SimpleQueue[Any]) -> None:
+def _listen(pipe: Connection, tasks: queue.SimpleQueue[tuple[int, Any]]) -> None:
     while True:
         try:
             tasks.put(pipe.recv())

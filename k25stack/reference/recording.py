@@ -30,37 +30,47 @@ class Recording:
 
 
 class Recorder:
-    """Room for the states of the sequences in ``slots`` slots; rows move with their slot."""
+    """The states of the running sequences, each in rows of its own."""
 
-    def __init__(self, slots: int, max_len: int, hidden: int, captured: int) -> None:
+    def __init__(self, hidden: int, captured: int) -> None:
         """``captured``: layers whose input is kept beside the last state."""
-        # Not zeroed: every row is written before it is taken, and untouched memory costs nothing.
-        self.aux = torch.empty(slots, max_len, captured * hidden, dtype=torch.bfloat16)
-        self.last = torch.empty(slots, max_len, hidden, dtype=torch.bfloat16)
-        self.argmax = torch.full((slots, max_len), -1, dtype=torch.int32)
+        self.hidden, self.captured = hidden, captured
+        self._open: dict[int, Recording] = {}
+        self._next = 0
 
-    def begin(self, slot: int) -> None:
-        """Forget the choices of the slot's last sequence; its states are all overwritten before they are taken."""
-        self.argmax[slot] = -1
+    def begin(self, length: int) -> int:
+        """Room for a sequence of up to ``length`` tokens; returns its number."""
+        # States are not zeroed: every row is written before it is taken.
+        self._open[self._next] = Recording(
+            torch.empty(length, self.captured * self.hidden, dtype=torch.bfloat16),
+            torch.empty(length, self.hidden, dtype=torch.bfloat16),
+            torch.full((length,), -1, dtype=torch.int32),
+        )
+        self._next += 1
+        return self._next - 1
 
-    def put_span(self, slot: int, start: int, aux: Tensor, last: Tensor) -> None:
-        """Rows ``start`` on of one slot: aux [n, C*H], last [n, H]."""
-        self.aux[slot, start : start + len(aux)] = aux
-        self.last[slot, start : start + len(last)] = last
+    def put_span(self, number: int, start: int, aux: Tensor, last: Tensor) -> None:
+        """Rows ``start`` on of one sequence: aux [n, C*H], last [n, H]."""
+        rows = self._open[number]
+        rows.aux[start : start + len(aux)] = aux
+        rows.last[start : start + len(last)] = last
 
-    def put(self, slots: Tensor, positions: Tensor, aux: Tensor, last: Tensor) -> None:
-        """One row for each of ``slots`` [B]: aux [B, C*H], last [B, H]."""
-        self.aux[slots, positions] = aux.to(torch.bfloat16)
-        self.last[slots, positions] = last.to(torch.bfloat16)
+    def put(self, numbers: Sequence[int], positions: Sequence[int], aux: Tensor, last: Tensor) -> None:
+        """One row for each of several sequences [B]: aux [B, C*H], last [B, H]."""
+        for number, at, one, other in zip(numbers, positions, aux.unbind(), last.unbind(), strict=True):
+            rows = self._open[number]
+            rows.aux[at] = one
+            rows.last[at] = other
 
-    def move(self, source: int, target: int, length: int) -> None:
-        for rows in (self.aux, self.last, self.argmax):
-            rows[target, :length] = rows[source, :length]
-        self.argmax[target, length:] = -1
+    def choose(self, numbers: Sequence[int], positions: Sequence[int], ids: Sequence[int]) -> None:
+        """The target's greedy choice for the token after a position, of several sequences."""
+        for number, at, token in zip(numbers, positions, ids, strict=True):
+            self._open[number].argmax[at] = token
 
-    def take(self, slot: int, length: int) -> Recording:
-        """A copy of a finished sequence's rows."""
-        return Recording(*(rows[slot, :length].clone() for rows in (self.aux, self.last, self.argmax)))
+    def take(self, number: int, length: int) -> Recording:
+        """The rows of a finished sequence, which is forgotten."""
+        rows = self._open.pop(number)
+        return Recording(rows.aux[:length].clone(), rows.last[:length].clone(), rows.argmax[:length].clone())
 
 
 def write_part(directory: Path, file: str, names: Sequence[str], recordings: Sequence[Recording]) -> RecordedPart:

@@ -17,6 +17,7 @@ from k25stack.states.document import Document
 from k25stack.states.manifest import ShardPlan, StatesMeta
 from k25stack.states.reader import open_states
 from k25stack.states.writer import ShardWriter
+from k25stack.train.memory import keep_freed_memory
 from k25stack.train.samples import Sample
 
 PREFIX_TOKENS = 8  # a shared beginning of fewer tokens is not worth the trouble
@@ -37,6 +38,7 @@ class ShardSetup:
 def make_worker(setup: ShardSetup) -> Callable[[ShardPlan, Callable[[int], None]], int]:
     """The result fills a shard and returns how many of its tokens were prefilled."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     worker = ShardWorker(setup)
     return worker.run
 

@@ -65,7 +65,12 @@ def _agreement(facts: Facts, profile: Profile) -> list[Block]:
 def _lossless(found: Sequence[Profile]) -> list[Block]:
     items = [
         f"{profile.name} C={row['concurrency']}: {verdict['compared']} outputs compared with the baseline's: "
-        f"{verdict['faults']} faults, {verdict['ties']} ties (noise band {verdict['noise_band_logits']:.3f} logits)"
+        f"{verdict['faults']} faults, {verdict['ties']} ties "
+        + (
+            f"(noise band {verdict['noise_band_logits']:.3f} logits)"
+            if verdict.get("rescored", 1)
+            else "(all are equal)"
+        )
         for profile in found
         for row in profile.rows
         if (verdict := row.get("lossless"))

@@ -71,8 +71,8 @@ def _lossless(draft: Profile | None) -> dict[str, int | None]:
 
 
 def seconds(facts: Facts) -> dict[str, float]:
-    """Seconds of each step's own work; ``total`` leaves the set-up steps out."""
-    setup = sum(step.seconds for step in facts.steps.values() if step.setup)
+    """Seconds of each step's own work; ``total`` leaves out the set-up: its steps, and installation where known."""
+    setup = sum(step.seconds for step in facts.steps.values() if step.setup) + (facts.start.get("installation_s") or 0)
     others = {step.name: round(step.seconds, 2) for step in facts.steps.values() if not step.setup}
     return {"setup": round(setup, 2), **others, "total": round(sum(others.values()), 2)}
 

@@ -17,6 +17,16 @@ class Prompts(Section):
     take: Positive | None = None  # null: all
 
 
+class ProfileBench(Section):
+    """What one profile's measurement has otherwise than the rest; null: as the rest."""
+
+    concurrency: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    repeats: Positive | None = None
+    requests_per_slot: Positive | None = None
+    min_seconds: NonNegativeFloat | None = None
+    min_rounds: Count | None = None
+
+
 class Bench(Section):
     """Repeats run on the same server after a warm-up; the decode mode is the one of ``data.decode``."""
 
@@ -34,6 +44,13 @@ class Bench(Section):
     request_timeout_s: PositiveFloat = 600
     stall_timeout_s: PositiveFloat = 120  # without a byte
     seed: Count = 0
+    overrides: dict[Name, ProfileBench] = Field(default_factory=dict)  # by profile
+
+    def of(self, profile: str) -> Bench:
+        """The protocol of one profile."""
+        own = self.overrides.get(profile)
+        changes = {} if own is None else own.model_dump(exclude_none=True)
+        return self.model_copy(update={**changes, "overrides": {}})
 
 
 class Gates(Section):

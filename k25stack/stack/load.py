@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from k25stack.stack import inherit
 from k25stack.stack.explain import explain
+from k25stack.stack.images import with_pins
 from k25stack.stack.model import Stack
 from k25stack.stack.tree import plain
 
@@ -18,7 +19,7 @@ def load_stack(path: Path | str) -> Stack:
 
     Raises StackError whose one line says file, line and column, what is wrong, and the nearest valid name.
     """
-    tree = inherit.read(Path(path))
+    tree = with_pins(inherit.read(Path(path)))
     try:
         # JSON mode keeps strict types (no "8" for 8) and still takes YAML's lists for tuples.
         return Stack.model_validate_json(json.dumps(plain(tree)))

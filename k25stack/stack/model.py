@@ -86,6 +86,9 @@ def _disagreements(stack: Stack) -> Iterator[tuple[Path, str]]:
     for index, name in enumerate(stack.bench.profiles):
         if name not in stack.serving.profiles:
             yield ("bench", "profiles", index), f"no profile {name!r} under serving.profiles"
+    for name in stack.bench.overrides:
+        if name not in stack.bench_profiles():
+            yield ("bench", "overrides", name), f"profile {name!r} is not benchmarked"
     for index, result in enumerate(stack.reference_results):
         if result.profile is not None and result.profile not in stack.serving.profiles:
             yield ("reference_results", index, "profile"), f"no profile {result.profile!r} under serving.profiles"
@@ -109,6 +112,9 @@ def _shape_disagreements(stack: Stack) -> Iterator[tuple[Path, str]]:
 
 
 def _engine_disagreements(stack: Stack) -> Iterator[tuple[Path, str]]:
+    for kind, image in stack.host.step_images.items():
+        if image not in stack.images:
+            yield ("host", "step_images", kind), f"no image {image!r} under images"
     for name, engine in stack.engines.items():
         if engine.image is not None and engine.image not in stack.images:
             yield ("engines", name, "image"), f"no image {engine.image!r} under images"

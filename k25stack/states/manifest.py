@@ -77,7 +77,14 @@ class StatesMeta:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> StatesMeta:
-        return cls(**{**raw, "layers": tuple(raw["layers"])})
+        """Raises TypeError, ValueError or KeyError for a field that is missing, unknown or of another type."""
+        made = cls(**{**raw, "layers": tuple(raw["layers"])})
+        require(made, str, "engine", "engine_version", "template_hash", "target_revision")
+        require(made, int, "hidden", "tp")
+        require(made, dict, "decode")
+        if not all(type(layer) is int for layer in made.layers):
+            raise TypeError(f"layers are {list(made.layers)!r}")
+        return made
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,27 @@ class ShardRecord:
     docs: int
     split: str
     key: str  # hash of everything that decides its content
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> ShardRecord:
+        """Raises TypeError or ValueError for a field that is missing, unknown, of another type, or a path outside."""
+        made = cls(**raw)
+        require(made, str, "file", "sha256", "split", "key")
+        require(made, int, "bytes", "tokens", "response_tokens", "docs")
+        path = Path(made.file)
+        if path.is_absolute() or ".." in path.parts or "\0" in made.file or not path.name:
+            raise ValueError(f"file {made.file!r} is no place inside")
+        return made
+
+
+def require(record: Any, kind: type, *names: str) -> None:
+    """Raises TypeError for a field of another type (a bool is no number), ValueError for a count under zero."""
+    for name in names:
+        value = getattr(record, name)
+        if type(value) is not kind:
+            raise TypeError(f"{name} is {value!r}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{name} is {value}")
 
 
 @dataclass(frozen=True)
@@ -109,12 +137,13 @@ class Manifest:
             raw = read_json(path)
             if raw["schema"] != SCHEMA:
                 raise UsageError(f"schema {raw['schema']}", where=str(path), remedy=f"this version reads {SCHEMA}")
-            shards = tuple(ShardRecord(**entry) for entry in raw["shards"])
+            json.dumps(raw, allow_nan=False)  # NaN is no JSON, and no fact either
+            shards = tuple(ShardRecord.from_dict(entry) for entry in raw["shards"])
             return cls(meta=StatesMeta.from_dict(raw["meta"]), shards=shards)
         except FileNotFoundError:
             remedy = "give a states directory; run the extraction again if it was stopped"
             raise UsageError(f"no {MANIFEST}", where=str(directory), remedy=remedy) from None
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise DamageError(f"not a shard manifest: {error!r}", where=str(path), remedy="extract again") from None
 
     def write(self, directory: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-CHUNK_ROWS = 768  # student rows of one chunk: more fall out of the last-level cache, fewer repack the weights too often
+CHUNK_ROWS = 384  # student rows of one chunk: more fall out of the last-level cache, fewer repack the weights too often
 BLOCK_BYTES = 256 << 20  # most memory for the gradient of the logits
 
 
@@ -113,19 +113,20 @@ def _block(
         gradient = block[begin * steps : part.stop * steps]  # [c*k, D]
         teacher = torch.softmax(torch.mm(last[part], head.teacher.t()), dim=-1)[:, None]  # [c, 1, D]
         logits = torch.mm(states[part].reshape(-1, hidden), head.value.t()).view(count, steps, -1)
-        student = torch.softmax(logits, dim=-1)  # [c, k, D]
-        torch.sub(student, teacher, out=gradient.view(count, steps, -1))
-        product = torch.mm(gradient, head.value).view(count, steps, hidden)
-        dstates[part] = product * weights[part, :, None]
+        student = torch.softmax(logits, dim=-1, out=gradient.view(count, steps, -1))  # [c, k, D]
         # For the record.  The log-sum-exp is one logit less its own log-probability: no further pass over the block.
         index = best[part, None, None].expand(count, steps, 1)
         chosen, likely = logits.gather(2, index).squeeze(2), student.gather(2, index).squeeze(2)  # [c, k]
+        hits = likely == student.amax(-1)
         expected = (logits * teacher).sum(-1)  # the teacher's mean of the logits; bf16 rounds it without bias
-        smallest = torch.finfo(student.dtype).tiny
+        student.sub_(teacher)  # the gradient from here on
+        product = torch.mm(gradient, head.value).view(count, steps, hidden)
+        dstates[part] = product * weights[part, :, None]
+        smallest = torch.finfo(likely.dtype).tiny
         entropy = chosen.to(weights.dtype) - likely.clamp_min(smallest).to(weights.dtype).log() - expected
         counted = weights[part] > 0
         entropy = torch.where(counted, entropy, 0.0)
         sums.loss += entropy.sum(0, dtype=torch.float64)
-        sums.hits += ((likely == student.amax(-1)) & counted).sum(0)
+        sums.hits += (hits & counted).sum(0)
         total += (entropy * weights[part]).sum()
     return total

@@ -19,7 +19,8 @@ from k25stack.states.manifest import MANIFEST
 from k25stack.train.checkpoint import Contract, contract
 from k25stack.train.config import TrainConfig
 from k25stack.train.loop import Leader, follow
-from k25stack.train.parallel import Arena, Group, keep_freed_memory, launched
+from k25stack.train.memory import keep_freed_memory
+from k25stack.train.parallel import Arena, Group, launched
 from k25stack.train.run import Plan, Rank
 from k25stack.worker import Spec, log, run_worker
 

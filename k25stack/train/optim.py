@@ -5,7 +5,7 @@ rank, which sums the gradients of all ranks in rank order, updates its fp32 mast
 all ranks read.  So the optimizer's work is divided as the data is, and the sum does not depend on timing.
 
 Muon: K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024): momentum, then the update is
-replaced by a nearby matrix with equal singular values, found by five steps of a quintic Newton-Schulz iteration in
+replaced by a nearby matrix with equal singular values, found by a few steps of a quintic Newton-Schulz iteration in
 bf16.  Its size does not depend on the gradient's, so the learning rate is scaled by sqrt(max(1, rows/columns)).
 """
 
@@ -25,7 +25,13 @@ from k25stack.draft.spec import DraftSpec
 from k25stack.train.config import OptimizerConfig
 from k25stack.train.weights import HEAD, MATRICES, shapes
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic; chosen by its author for a steep slope at zero
+Quintic = tuple[float, float, float]  # a, b, c of a x + b x^3 + c x^5
+COEFFICIENTS: Quintic = (3.4445, -4.7750, 2.0315)  # chosen by Muon's author for a steep slope at zero
+# Each step's quintic is the one that brings what the step before leaves nearest to one, from 0.02 on: within 0.09.
+THREE: tuple[Quintic, ...] = ((7.7110, -22.1138, 16.2487), (3.2153, -2.4112, 0.5013), (2.2183, -1.5940, 0.4107))
+PUBLISHED_STEPS = 5
+SAFETY = 1.03  # rounding must not lift a singular value above the range of the first quintic
+SMALLEST_BOUND = 1e-3  # for an update of zeros; n equal singular values give n ** -0.375
 BLOCK = 192  # side of the blocks in which symmetric products are formed
 HEAD_BLOCKS = 8
 ADAM_EPS = 1e-8
@@ -45,16 +51,26 @@ def symmetric(left: Tensor, right: Tensor) -> Tensor:
     return result
 
 
-def quintic(gram: Tensor) -> Tensor:
-    """a I + b G + c G^2: what one iteration multiplies x from the left, for G = x x^T."""
-    a, b, c = COEFFICIENTS
-    result = symmetric(gram, gram).mul_(c).add_(gram, alpha=b)
+def coefficients(steps: int) -> tuple[Quintic, ...]:
+    """Those of each of ``steps`` iterations."""
+    return THREE if steps == len(THREE) else (COEFFICIENTS,) * steps
+
+
+def quintic(gram: Tensor, square: Tensor, chosen: Quintic) -> Tensor:
+    """a I + b G + c G^2: what one iteration multiplies x from the left, for G = x x^T; ``square`` is used up."""
+    a, b, c = chosen
+    result = square.mul_(c).add_(gram, alpha=b)
     result.diagonal().add_(a)
     return result
 
 
 def orthogonalized(update: Tensor, steps: int) -> Tensor:
     """Newton-Schulz: ``update`` [m, n] with its singular values brought near one, bf16.
+
+    Five steps are Muon as published: singular values are first divided by the Frobenius norm.  With fewer they are
+    divided by a bound that follows from G = x x^T, G^2 being formed anyway: it leaves them several times larger, which
+    makes up for an iteration.  Three steps have coefficients of their own (after Amsel et al., "The Polar Express",
+    2025), which make up for another.
 
     Neighbouring iterations share one pass over the long side: the next G follows from the last, since all are
     polynomials of one symmetric matrix and commute.  Rounding in G grows up to twelvefold with each iteration that
@@ -64,12 +80,21 @@ def orthogonalized(update: Tensor, steps: int) -> Tensor:
     tall = update.shape[0] > update.shape[1]
     x: Tensor = (update / update.norm().clamp_min(1e-7)).to(torch.bfloat16)
     x = x.t().contiguous() if tall else x
-    for count in passes(steps):
+    chosen = iter(coefficients(steps))
+    for number, count in enumerate(passes(steps)):
         gram = symmetric(x, x.t())
-        factor = product = quintic(gram)
+        square = symmetric(gram, gram)
+        scale = 1.0
+        if number == 0 and steps < PUBLISHED_STEPS:
+            # No singular value exceeds the fourth root of |G^2|, which is far below |x| = 1.
+            scale = 1 / max(SMALLEST_BOUND, SAFETY * float(square.float().norm()) ** 0.25)
+            gram.mul_(scale**2)
+            square.mul_(scale**4)
+        factor = quintic(gram, square, next(chosen))
+        product = factor * scale
         for _ in range(count - 1):
             gram = symmetric(symmetric(factor, gram), factor)
-            factor = quintic(gram)
+            factor = quintic(gram, symmetric(gram, gram), next(chosen))
             product = symmetric(factor, product)
         x = torch.mm(product, x)
     return x.t() if tall else x

@@ -166,7 +166,7 @@ def _read(path: Path, name: str, kind: type[Record]) -> list[Record]:
         for number, line in enumerate(lines, 1):
             try:
                 record = kind(**json.loads(line))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 what = f"not a {kind.__name__.lower()}: {error}"
                 raise DamageError(what, where=f"{file}:{number}", remedy="run the step again") from None
             if record.split not in SPLITS:

@@ -74,6 +74,7 @@ async def completion(fake: Fake, request: web.Request) -> web.StreamResponse:
 
 async def stream(fake: Fake, body: dict[str, Any], fault: str, response: web.StreamResponse) -> None:
     prompt = body.get("prompt") or [len(json.dumps(body["messages"]))]
+    prompt = [len(prompt)] if isinstance(prompt, str) else prompt
     tokens = body["max_tokens"]
     ids = [(prompt[-1] + i) % 1000 for i in range(tokens)]
     sizes, counts = fake.pieces(tokens)

@@ -42,6 +42,16 @@ def test_a_first_part_holds_all_domains(rows: Path) -> None:
     assert {prompt.domain for prompt in from_samples(rows, "held_out").taken(8).prompts} == {"a", "b"}
 
 
+def test_any_first_part_has_the_mix_of_the_whole(tmp_path: Path) -> None:
+    counts = {"a": 60, "b": 33, "c": 7}
+    made = [sample(f"{name}{i}", domain=name) for name, count in counts.items() for i in range(count)]
+    found = from_samples(write_samples(tmp_path / "samples.jsonl", made), "held_out", seed=3).prompts
+    for first in range(1, 101):
+        for name, count in counts.items():
+            held = sum(prompt.domain == name for prompt in found[:first])
+            assert abs(held - count * first / 100) < 1.5
+
+
 def test_domains_filter(rows: Path) -> None:
     assert {prompt.domain for prompt in from_samples(rows, "held_out", ["b"]).prompts} == {"b"}
     with pytest.raises(UsageError, match="no greedy held_out row of c"):

@@ -12,6 +12,7 @@ import pytest
 
 from k25stack.cli.main import main
 from k25stack.pipeline.runner import Request
+from k25stack.report.gating import Gate
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "pipeline" / "programs"
 
@@ -70,6 +71,17 @@ def test_a_run_prints_table_paths_and_one_next_line(small: Path, capsys: pytest.
     assert "nothing runs" in capsys.readouterr().err
     assert main(["run", "--gc"]) == 0
     assert "0 results" in capsys.readouterr().err
+
+
+def test_a_gate_that_does_not_hold_exits_with_one(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("k25stack.report.gates", lambda run: [Gate("min_coverage", 0.9, 0.85, False)])
+    assert main(["run", "small.yaml"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2] == "gate min_coverage: 0.85, the stack's limit is 0.9" and lines[-1].startswith("Next: ")
+    monkeypatch.setattr("k25stack.report.gates", lambda run: [Gate("min_coverage", 0.9, None, None)])
+    assert main(["run", "small.yaml"]) == 0
 
 
 def test_wrong_names_are_usage(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from k25stack.bench.kinds import KINDS
 from k25stack.cli.check import check
 from k25stack.contract import diagnosis, logs
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.contract.probe import Answer, Probe
-from k25stack.contract.url import UrlQuestion, accepted, check_url, explained, outputs
+from k25stack.contract.url import UrlQuestion, accepted, check_url, explained, outputs, requests
 from k25stack.engines.info import HIDDEN, ServerFacts, facts_of, redacted
 from k25stack.errors import HostError
 from k25stack.speculation import RoundCounts
@@ -152,6 +153,20 @@ def test_a_server_without_a_draft(plain: str, tiny_draft: Path) -> None:
     assert by_id(check_url(plain, UrlQuestion(tiny_draft, max_tokens=16)), "U2")[0].verdict is Verdict.FAIL
 
 
+def test_every_kind_of_request_and_the_server_is_the_same_after(server: str) -> None:
+    """Through a server that speculates; what the reference engine does not do, it refuses in order."""
+    found = {str(check.evidence["kind"]): check for check in requests(server)}
+    assert set(found) == set(KINDS)
+    assert {name for name, check in found.items() if check.verdict is Verdict.FAIL} == set(), found
+    for name in ("streaming", "abort mid-stream", "prompt at the context limit"):
+        assert found[name].verdict is Verdict.PASS, found[name]
+
+
+def test_a_server_that_died_before_the_kinds_is_a_finding() -> None:
+    found = list(requests("http://127.0.0.1:9"))
+    assert [(check.id, check.verdict) for check in found] == [("U10", Verdict.FAIL)]
+
+
 def test_nobody_there_exits_3() -> None:
     with pytest.raises(HostError, match="no answer"):
         check_url("http://127.0.0.1:9")
@@ -184,6 +199,14 @@ def test_a_dead_draft_is_explained_by_its_trap(tiny_draft: Path) -> None:
     assert causes[-1].message == "explained by T1"
     assert causes[1].message.startswith("T9")
     assert causes[1].verdict is Verdict.WARN
+
+
+def test_a_server_that_speculates_and_does_not_count_is_no_failure() -> None:
+    """SGLang before 0.5.20 answers chat prompts without counters: seen with 0.5.16."""
+    answer = Answer("p", "p", (), "a b", None, "stop", None)
+    for facts, verdict in ((ServerFacts(algorithm="EAGLE3"), Verdict.UNKNOWN), (ServerFacts(), Verdict.PASS)):
+        found = Probe("sglang", "m", facts, (answer,))
+        assert [(check.id, check.verdict) for check in accepted(found, {}, UrlQuestion())] == [("U2", verdict)]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k25stack.draft.config import config_json, sizes_from_config, spec_from_config
+from k25stack.draft.config import config_json
 from k25stack.draft.layerids import IDS_KEY, SHIFTS, portable_ids, validate_canonical
 from k25stack.draft.names import portable_name
+from k25stack.draft.sizes import sizes_from_config, spec_from_config
 from k25stack.draft.spec import PRESETS, DraftSpec
 from k25stack.draft.target import TargetFacts
 from k25stack.errors import UsageError

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from k25stack import engines
 from k25stack.engines import Counters
+from k25stack.engines.native import as_openai, native_request
 from k25stack.errors import UsageError
 from k25stack.speculation import RoundCounts
 
@@ -110,6 +111,33 @@ def sglang_meta(histogram: list[int], completion: int, k: int = 3) -> dict[str, 
 def test_sglang_replies_carry_exact_counters() -> None:
     reply = {"meta_info": sglang_meta([5, 3, 0, 0], 1 + 8 + 3)}
     assert engines.get("sglang").request_counters(reply) == RoundCounts(8, 3, 24, (5, 3, 0, 0))
+
+
+def test_names_of_an_old_sglang() -> None:
+    """0.5.9, ``srt/managers/tokenizer_manager.py``."""
+    meta = {"spec_verify_ct": 8, "spec_accept_token_num": 3, "spec_draft_token_num": 24, "completion_tokens": 12}
+    reply = {"meta_info": {**meta, "spec_accept_histogram": [5, 3]}}
+    assert engines.get("sglang").request_counters(reply) == RoundCounts(8, 3, 24, (5, 3, 0, 0))
+    assert engines.get("sglang").request_counters({"meta_info": {"spec_verify_ct": 8}}) is None
+
+
+def test_sglangs_own_route_in_the_shape_of_the_others() -> None:
+    """As seen from 0.5.16 on an H200 (shortened)."""
+    assert native_request("vllm", [1, 2], 8) is None
+    assert native_request("sglang", [], 8) is None  # chat prompts have no ids
+    path, body = native_request("sglang", [1, 2], 8) or ("", {})
+    assert (path, body["input_ids"], body["sampling_params"]["max_new_tokens"]) == ("/generate", [1, 2], 8)
+    meta = sglang_meta([0, 0, 0, 2], 9)
+    reply = {
+        "text": "w9",
+        "output_ids": [9] * 9,
+        "meta_info": {**meta, "finish_reason": {"type": "length", "length": 9}},
+    }
+    shaped = as_openai(reply)
+    assert shaped["choices"] == [{"text": "w9", "token_ids": [9] * 9, "finish_reason": "length"}]
+    assert engines.get("sglang").request_counters(shaped) == RoundCounts(2, 6, 6, (0, 0, 0, 2))
+    with pytest.raises(ValueError, match="no meta_info"):
+        as_openai({"error": {"message": "no"}})
 
 
 def test_sglang_streams_carry_them_in_two_late_chunks() -> None:

@@ -201,6 +201,13 @@ def test_a_real_host_with_two_cards() -> None:
     )
     assert passed >= set(wanted.split())
     assert set(verdicts.values()) == {"pass", "unknown"}
+    live = {check["id"]: check["message"] for check in result["checks"] if check["group"] == "live"}
+    assert live == {
+        "nccl.live": "14 sizes up to 536870912 B right, 311.2 GB/s bus bandwidth of 2 cards",
+        "p2p.live": "every pair at least 392.04 GB/s",
+        "stress": "60 s of load without an Xid",
+    }
+    assert verdicts["nccl.version"] == "pass"
     other = {check["id"]: check["verdict"] for check in check_host(source=recording, profile="8x-h200")["checks"]}
     assert other["gpu.count"] == other["topo.p2p"] == "fail" and other["topo.matrix"] == "warn"
 

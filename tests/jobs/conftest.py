@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from docker_twin import DockerTwin
 
 from k25stack.jobs import Job, ProcessBackend, State
+
+from .engines import HOOK, Engine
+from .python_image import build
 
 
 class Bench:
@@ -43,3 +47,20 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield bench
     for handle in bench.backend.jobs("run"):
         bench.backend.stop(handle, 0.1)
+
+
+@pytest.fixture(scope="session")
+def python_image(docker_twin: DockerTwin) -> str:
+    """An image with Python, by its content hash."""
+    return build(docker_twin)
+
+
+@pytest.fixture(scope="session")
+def engine(docker_twin: DockerTwin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Another engine than the shared one, with eight false cards by CDI and a false hook of the NVIDIA runtime."""
+    engine = Engine(tmp_path_factory.mktemp("engine"))
+    engine.start(HOOK)
+    engine.eight_cards()
+    engine.image()
+    yield engine
+    engine.clear()

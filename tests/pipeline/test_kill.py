@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from k25stack.errors import K25Error
+from k25stack.locks import holder
 from k25stack.pipeline.lease import lease_holder
-from k25stack.pipeline.locks import holder
 from k25stack.proc import start_time
 
 from .conftest import Loop, until

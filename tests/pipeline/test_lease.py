@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from k25stack.errors import LeaseError
+from k25stack.locks import NamedLock, describe, holder, me
 from k25stack.pipeline.lease import Lease, lease_holder, lease_path
-from k25stack.pipeline.locks import NamedLock, describe, holder, me
 
 from .conftest import until
 

@@ -7,11 +7,13 @@ import io
 import json
 import os
 import pty
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from k25stack.errors import LeaseError, UsageError
+from k25stack.pipeline.bundle import LOG_BYTES, write_bundle
 from k25stack.pipeline.find import find_log, find_run, follow_log
 from k25stack.pipeline.gc import collect, garbage
 from k25stack.pipeline.progress import Display, clock, describe
@@ -149,3 +151,22 @@ def test_a_terminal_gets_one_line_that_moves_and_its_loss_is_survived(monkeypatc
     assert not display.moving
     with contextlib.suppress(OSError):
         stream.close()
+
+
+def test_a_bundle_holds_the_small_files_of_a_run_and_no_secret(done: Loop, tmp_path: Path) -> None:
+    run = find_run(done.workspace, None)
+    key = run.keys()["numbers"]
+    log = run.step(key) / "log"
+    log.write_text("x" * (LOG_BYTES + 5) + "\nHF_TOKEN=hf_abcdefgh\nAuthorization: Bearer abcdefghij\n12 tokens: 3\n")
+    path = tmp_path / "b" / "run.tar.gz"
+    names = write_bundle(done.workspace, run, path)
+    assert {"about.json", "plan.json", "ledger/run.jsonl", f"steps/{key}/log", f"steps/{key}/spec.json"} <= set(names)
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == [f"{run.name}/{name}" for name in names]
+        shown = archive.extractfile(f"{run.name}/steps/{key}/log")
+        assert shown is not None
+        text = shown.read().decode()
+    assert len(text) <= LOG_BYTES and text.endswith("HF_TOKEN=***\nAuthorization: Bearer ***\n12 tokens: 3\n")
+    with pytest.raises(UsageError, match="exists already"):
+        write_bundle(done.workspace, run, path)
+    assert sorted(file.name for file in path.parent.iterdir()) == ["run.tar.gz"]

@@ -52,7 +52,7 @@ def test_same_rows_gives_the_same_text_with_and_without_a_draft(
     target16: Target, draft16: DraftModel, slots: int
 ) -> None:
     config = EngineConfig(slots=slots, max_len=128, k=K, same_rows=True)
-    asked = requests(4 if slots == 1 else 12)
+    asked = requests(4 if slots == 1 else 20)
     _, plain = run(target16, None, asked, config)
     engine, drafted = run(target16, draft16, asked, config)
     assert tokens(plain) == tokens(drafted)

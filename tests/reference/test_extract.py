@@ -88,8 +88,8 @@ def test_damaged_recordings_are_prefilled(
     prefilled: Path, samples: Path, tiny_target_dir: Path, tmp_path: Path
 ) -> None:
     directory = steps.copied(samples, tmp_path / "samples")
-    steps.flip_byte(directory / "parts" / "part-0001-0.safetensors")
-    (directory / "parts" / "part-0002-0.safetensors").unlink()
+    steps.flip_byte(directory / "parts" / "part-0001.safetensors")
+    (directory / "parts" / "part-0002.safetensors").unlink()
     spec = steps.extract_spec(tiny_target_dir, directory, tmp_path / "out", mode="recorded")
     figures = steps.run_extract(spec)
     assert 0 < figures["tokens_prefilled"] < figures["tokens"]

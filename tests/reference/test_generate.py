@@ -7,20 +7,22 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import steps
 import torch
 from hf_llama import hf_model
+from torch import Tensor
 
 from k25stack.errors import HostError, UsageError
 from k25stack.model.tokenizer import Tokenizer
-from k25stack.reference.answer import Ask, Batch, answer
+from k25stack.reference.answer import Answer, Ask, Batch, answer, converse
 from k25stack.reference.exact import shape_exact
 from k25stack.reference.pool import Factory, run_tasks
-from k25stack.reference.recording import Recorded
+from k25stack.reference.recording import Recorded, Recording
 from k25stack.reference.sampling import Sampling, probabilities
-from k25stack.reference.target import Target
+from k25stack.reference.target import ForwardOut, Target
 from k25stack.train.samples import Prompt, read_samples, write_records
 
 STOP = (2,)
@@ -32,6 +34,14 @@ def asks(count: int, max_new: int = 15, shared: int = 10) -> list[Ask]:
     start = torch.randint(4, 500, (shared,), generator=generator).tolist()
     tails = [torch.randint(4, 500, (2 + 7 * i % 50,), generator=generator).tolist() for i in range(count)]
     return [Ask((*start, *tail), max_new) for tail in tails]
+
+
+def text_of(count: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(4, 500, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def states(recording: Recording) -> tuple[Tensor, ...]:
+    return recording.aux, recording.last, recording.argmax
 
 
 # -- the batch
@@ -60,13 +70,14 @@ def test_long_sequences_take_the_room_of_several(target32: Target, monkeypatch: 
     wanted = answer(target32, asks(9), slots=9, stop_ids=STOP)
     for positions, at_once in ((0, 1), (3 * max(ask.longest for ask in asks(9)), 9)):
         monkeypatch.setattr("k25stack.reference.answer.CACHE_BYTES", positions * target32.position_bytes)
-        batch, most = Batch(target32, asks(9), 9, STOP, None), 0
+        batch, most = Batch(target32, 9, STOP, None), 0
+        batch.add(asks(9))
         while batch.waiting or batch.running:
             batch.refill()
             most = max(most, len(batch.running))
             taken = sum(sequence.ask.longest for sequence in batch.running)
             assert taken <= positions or len(batch.running) == 1
-            list(batch.step())
+            batch.step()
         assert 1 <= most <= at_once
         assert answer(target32, asks(9), slots=9, stop_ids=STOP) == wanted
     assert most > 3
@@ -90,6 +101,42 @@ def test_recorded_states_are_those_of_a_prefill(target16: Target) -> None:
         else:
             for mine, theirs in ((recording.aux, out.aux), (recording.last, out.last)):
                 assert (mine.float() - theirs.float()).norm() < 0.03 * theirs.float().norm()
+
+
+@pytest.mark.parametrize("record", [None, (2, 3, 5)])
+def test_a_further_turn_goes_on_where_the_last_one_ended(target16: Target, record: tuple[int, ...] | None) -> None:
+    """Answers and states are those of the same prompts asked anew, and the known beginning is not computed again."""
+    several, more = asks(9), text_of(7, seed=8)
+    computed: list[int] = []
+
+    def follow(index: int, answers: list[Answer]) -> Ask | None:
+        if len(answers) == 2 or index == 4:
+            return None
+        said = answers[-1].tokens
+        return Ask((*(several[index].prompt if len(answers) == 1 else ()), *said, *more), 15)
+
+    def counted(ids: Tensor, *rest: Any) -> ForwardOut:
+        computed.append(len(ids))
+        return run(ids, *rest)
+
+    run = target16.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target16, "run", counted)
+        found = converse(target16, several, follow, slots=4, stop_ids=STOP, layers=record)
+    assert [len(answers) for answers in found] == [1 if index == 4 else 2 for index in range(9)]
+    again = [follow(index, answers[:1]) for index, answers in enumerate(found) if len(answers) == 2]
+    anew = answer(target16, [ask for ask in again if ask], slots=4, stop_ids=STOP, layers=record)
+    seconds = [answers[1] for answers in found if len(answers) == 2]
+    fed = sum(len(a.tokens) - (record is None) for answers in found for a in answers)
+    prompts = sum(len(ask.prompt) for ask in several) + len(seconds) * (len(more) + (record is None))
+    assert sum(computed) == prompts - 10 * (len(several) - 1) + fed  # ten tokens begin every prompt
+    if shape_exact(target16):
+        assert [reply.tokens for reply in seconds] == [reply.tokens for reply in anew]
+        for mine, theirs in zip(seconds, anew, strict=True):
+            if mine.recording is not None and theirs.recording is not None:
+                assert all(
+                    torch.equal(a, b) for a, b in zip(states(mine.recording), states(theirs.recording), strict=True)
+                )
 
 
 def test_sampled_tokens_follow_the_distribution(target32: Target) -> None:
@@ -166,16 +213,16 @@ def test_two_processes_give_the_same_bytes(made: Path, tiny_target_dir: Path) ->
 
 
 def test_a_second_try_finishes_what_is_missing(made: Path, tiny_target_dir: Path) -> None:
-    """Absent, torn and half-written parts are made again, a turn's successors too; the rest is kept."""
+    """Absent, torn and half-written parts are made again; the rest is kept."""
     out = made.parent / "resumed"
     spec = steps.generate_spec(tiny_target_dir, out)
     steps.run_generate(spec)
     parts = out / "parts"
-    (parts / "part-0000-0.json").unlink()  # killed before the record
-    torn = parts / "part-0001-0.safetensors"
+    (parts / "part-0000.json").unlink()  # killed before the record
+    torn = parts / "part-0001.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
-    (parts / "part-0009-0.jsonl").write_text("of another plan")
-    kept = {path: path.stat().st_mtime_ns for path in parts.glob("part-0002-0.*")}
+    (parts / "part-0009.jsonl").write_text("of another plan")
+    kept = {path: path.stat().st_mtime_ns for path in parts.glob("part-0002.*")}
     (out / "samples.jsonl").unlink()
     steps.run_generate(spec)
     assert steps.contents(out) == steps.contents(made)

@@ -84,7 +84,11 @@ def test_a_draft_row_is_compared_with_a_plain_one(spoil: Spoil) -> None:
         ("NCCL_ALGO: Ring", "nccl_algo: Ring", "'nccl_algo' does not match"),
         ("NCCL_ALGO: Ring", "NCCL_ALGO: 5", "should be text, not 5"),
         ("image: vllm-0.31.0}", "image: vllm-0.31}", "no image 'vllm-0.31' under images"),
-        ("digest: sha256:06", "digest: sha512:06", "does not match ^sha256:"),
+        (
+            "engines:\n  sglang: {",
+            "images:\n  own: {ref: a/b:c, digest: sha512:06, sources: 1, resolved: false}\nengines:\n  sglang: {",
+            "does not match ^sha256:",
+        ),
         ("profile: sglang-eager\n    metric", "profile: sglang-eage\n    metric", "no profile 'sglang-eage'"),
     ],
 )

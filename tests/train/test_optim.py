@@ -95,6 +95,17 @@ def test_shared_passes_are_as_near_as_the_plain_iteration(largest: int) -> None:
     assert ours < max(0.05, bf16)
 
 
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_the_direction_of_small_singular_values_counts_too(steps: int) -> None:
+    """Over a spectrum as wide as a gradient's the result is near the matrix with equal singular values."""
+    generator = torch.Generator().manual_seed(2)
+    u, _, v = torch.linalg.svd(torch.randn(96, 160, generator=generator), full_matrices=False)
+    for spectrum in (torch.logspace(0, -1.5, 96), torch.tensor([1.0] + [0.03] * 95), torch.ones(96)):
+        values = torch.linalg.svdvals(orthogonalized(u @ torch.diag(spectrum) @ v, steps).float())
+        assert values.max() < 1.7 and values.min() > 0.5  # bf16 rounding adds to the quintics' own tenth
+    assert orthogonalized(torch.zeros(8, 16), steps).abs().max() == 0
+
+
 def test_passes_add_up() -> None:
     assert [passes(steps) for steps in range(1, 8)] == [[1], [2], [3], [2, 2], [3, 2], [2, 2, 2], [3, 2, 2]]
 

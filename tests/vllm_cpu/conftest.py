@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
-
-from twin_env import ENGINE_ENV, Many
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "benchmarks")]  # the helpers beside this file, and clockwork
+
+from twin_env import ENGINE_ENV, Many  # noqa: E402
 
 
 def shared() -> Any:
@@ -38,17 +37,23 @@ def engine_bin() -> Path:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``llama`` with the draft ``good`` that has learnt it, and ``mla``."""
+def tiny_tokenizer() -> Any:
+    """Writes the tiny tokenizer into a directory."""
+    return shared().write_tiny_tokenizer
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
+    """``llama`` with the draft ``good`` that has learnt it, ``mla``, and ``clock`` whose text is known."""
     import torch
     import twin_models
 
     torch.set_num_threads(1)
-    write_tiny_tokenizer = shared().write_tiny_tokenizer
     root = tmp_path_factory.mktemp("models")
-    target = twin_models.Target.load(twin_models.write_llama(root / "llama", write_tiny_tokenizer), torch.float32)
+    target = twin_models.Target.load(twin_models.write_llama(root / "llama", tiny_tokenizer), torch.float32)
     twin_models.write_draft(twin_models.train(target), root / "good")
-    twin_models.write_mla(root / "mla", write_tiny_tokenizer)
+    twin_models.write_mla(root / "mla", tiny_tokenizer)
+    twin_models.write_clock(root / "clock", tiny_tokenizer)
     return root
 
 

@@ -1,4 +1,4 @@
-"""Small models that the real engine takes: a Llama target with a draft that has learnt it, and an MLA + MoE target.
+"""Small models that the real engine takes: a Llama target with a draft that has learnt it, and MLA + MoE targets.
 
 What the draft proposes must come from the captured states, or a wrong wiring would go unseen.  So the target's layers
 are strong (its streams differ from layer to layer), its head is its own (the text does not repeat one token), and the
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from clockwork import Clock, cycle_ids, draft_tensors, write_target
 from safetensors.torch import save_file
 
 from k25stack.draft.config import config_json
+from k25stack.draft.mathematics import Mathematics
 from k25stack.draft.model import DraftModel, causal_attend
 from k25stack.draft.spec import DraftSpec
 from k25stack.draft.target import TargetFacts
@@ -147,3 +149,59 @@ MLA_FACTS = replace(FACTS, model_type="deepseek_v3", family="deepseek", hidden=2
 MLA_LAYERS = (2, 4, 6)
 MLA_SPEC = DraftSpec(256, 4, 4, 64, 256, 256, VOCAB, rms_eps=1e-6, max_position=CONTEXT)
 MLA_RANKS = {"q_lora_rank": 64, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+CLOCK = Clock(256, VOCAB)
+
+
+def write_clock(directory: Path, write_tokenizer: Any) -> Path:
+    """The MLA + MoE shape again, with weights that say a text known beforehand (see benchmarks/clockwork.py)."""
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
+        "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 64, "num_hidden_layers": DEPTH,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "rope_scaling": None, "hidden_act": "silu", "tie_word_embeddings": False, "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "attention_bias": False,
+        "bos_token_id": 1, "eos_token_id": 2, "num_nextn_predict_layers": 0, **MLA_RANKS,
+    }  # fmt: skip
+    write_target(directory, config, CLOCK)
+    write_tokenizer(directory)
+    return directory
+
+
+def mla_source(directory: Path, weights: dict[str, torch.Tensor], d2t: torch.Tensor) -> Path:
+    """A draft with latent attention as Model-Optimizer saves it; ``weights`` under portable names."""
+    ids = "eagle_aux_hidden_state_layer_ids"
+    config = {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2", "hidden_size": 256,
+        "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": None,
+        "max_position_embeddings": CONTEXT, "vocab_size": VOCAB, "draft_vocab_size": 256, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", **MLA_RANKS,
+        "eagle_config": {ids: [1, 3, 5], "use_aux_hidden_state": True, "next_layer_regular": True},
+    }  # fmt: skip
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {name.replace("midlayer.", "layers.0."): tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    save_file({**tensors, "d2t": d2t}, directory / "model.safetensors")
+    return directory
+
+
+def random_mla(directory: Path) -> Path:
+    """Untrained."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = Mathematics(MLA_SPEC, mla=MLA_RANKS).tensors()
+    weights = {
+        name: torch.randn(shape, generator=generator) * 0.02
+        for name, shape in shapes.items()
+        if name not in ("d2t", "t2d")
+    }
+    return mla_source(directory, weights, torch.arange(256))
+
+
+def foreseeing_mla(directory: Path) -> Path:
+    """The one that foresees all that the ``clock`` target says."""
+    ids = cycle_ids(CLOCK, MLA_SPEC.draft_vocab)
+    shapes = Mathematics(MLA_SPEC, mla=MLA_RANKS).tensors()
+    weights = {name: make() for name, make in draft_tensors(shapes, CLOCK, ids).items()}
+    return mla_source(directory, weights, ids - torch.arange(len(ids)))

@@ -13,6 +13,7 @@ from k25stack.host.parse.values import common, listed, number
 from k25stack.host.places import DMESG, JOURNAL, SMI, UPTIME
 from k25stack.host.profile import Profile
 from k25stack.host.seen import Seen, Unseen
+from k25stack.host.strain import margin_c, slowed
 from k25stack.host.xid import FATAL, action
 
 MARGIN_C = 10  # below this distance to its limit a card is about to slow down
@@ -250,21 +251,14 @@ def power(seen: Seen, profile: Profile) -> Judgement:
     source="NVIDIA nvidia-smi manual (clocks event reasons); azurehpc-health-checks check_gpu_clock_throttling",
 )
 def clocks(seen: Seen, profile: Profile) -> Judgement:
-    slowed: list[str] = []
+    found: list[str] = []
     for gpu in smi.parse(seen.need(SMI)).gpus:
-        told = 0
-        for reason in ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"):
-            text = gpu.raw(
-                f"clocks_event_reasons/clocks_event_reason_{reason}",
-                f"clocks_throttle_reasons/clocks_throttle_reason_{reason}",
-            )
-            if text in ("Active", "Not Active"):
-                told += 1
-            slowed += [f"{gpu} {reason}"] if text == "Active" else []
-        if not told:
+        reasons = slowed(gpu)
+        if reasons is None:
             raise Unseen(f"nvidia-smi -q -x: {gpu} tells no reason for its clocks")
-    if slowed:
-        return bad(f"slowed down: {listed(slowed)}", reasons=slowed)
+        found += [f"{gpu} {reason}" for reason in reasons]
+    if found:
+        return bad(f"slowed down: {listed(found)}", reasons=found)
     return ok("no card is slowed down by heat or power")
 
 
@@ -280,13 +274,9 @@ def clocks(seen: Seen, profile: Profile) -> Judgement:
 def temperature(seen: Seen, profile: Profile) -> Judgement:
     margins = []
     for gpu in smi.parse(seen.need(SMI)).gpus:
-        margin = gpu.number("C", "temperature/gpu_temp_tlimit")
+        margin = margin_c(gpu)
         if margin is None:
-            now = gpu.number("C", "temperature/gpu_temp")
-            limit = gpu.number("C", "temperature/gpu_temp_slow_threshold", "temperature/gpu_temp_max_threshold")
-            if now is None or limit is None:
-                raise Unseen(f"nvidia-smi -q -x: {gpu} tells no temperature and limit")
-            margin = limit - now
+            raise Unseen(f"nvidia-smi -q -x: {gpu} tells no temperature and limit")
         margins.append(margin)
     if hot := [f"GPU {index}: {margin:g} C" for index, margin in enumerate(margins) if margin <= MARGIN_C]:
         return bad(f"close to the limit: {listed(hot)}", margin_c=margins)

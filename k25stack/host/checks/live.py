@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from k25stack.host.check import FAIL, WARN, Judgement, bad, cards, cards_in_containers, check, ok, several
+from k25stack.host.check import (
+    FAIL,
+    WARN,
+    Judgement,
+    bad,
+    cards,
+    cards_in_containers,
+    check,
+    ok,
+    several,
+    unknown,
+)
+from k25stack.host.parse import all_reduce
+from k25stack.host.parse.all_reduce import remark
 from k25stack.host.parse.values import integer, json_object, listed, number, plural, real
 from k25stack.host.places import LIVE_CDI, LIVE_DCGM, LIVE_NCCL, LIVE_P2P, LIVE_SOAK
 from k25stack.host.profile import Profile
-from k25stack.host.seen import TIMEOUT, Seen, Unseen
+from k25stack.host.seen import FAILED, TIMEOUT, Seen, Unseen
 from k25stack.host.xid import FATAL, action
 
 
@@ -48,26 +62,39 @@ def cdi_live(seen: Seen, profile: Profile) -> Judgement:
 )
 def nccl_live(seen: Seen, profile: Profile) -> Judgement:
     reading = seen.reading(LIVE_NCCL)
+    text = reading.text if reading is not None else ""
+    joined, last = _reached(text)
     if reading is not None and reading.rc == TIMEOUT:
-        return bad("the all-reduce hangs: it did not end in time")
-    rows = []
-    for line in seen.need(LIVE_NCCL).splitlines():
-        words = line.split()
-        if len(words) >= 13 and words[0].isdigit() and words[2] in ("float", "bfloat16", "half") and words[3] == "sum":
-            rows.append((int(words[0]), number(words[7]), words[8], number(words[11]), words[12]))
-    if not rows:
+        return bad(f"the all-reduce{joined} hangs: {last}", ranks=joined.strip())
+    if reading is not None and reading.rc == FAILED:
+        return bad(
+            f"the all-reduce{joined} fails: {remark(text)}", fix="read NCCL's message (NCCL_DEBUG=WARN); nccl.env"
+        )
+    found = all_reduce.rows(seen.need(LIVE_NCCL))
+    rows = [row for group in found for row in group]
+    if not rows or not found[-1]:
         raise Unseen(f"{LIVE_NCCL}: no line of nccl-tests in it")
-    if wrong := [f"{size} B" for size, _, first, _, second in rows if {first, second} - {"0", "N/A"}]:
+    if wrong := all_reduce.wrong_sizes(text):
         return bad(f"wrong sums at {listed(wrong)}", wrong=wrong)
-    speeds = [speed for _, outside, _, inside, _ in rows for speed in (outside, inside)]
-    if any(speed is None for speed in speeds) or all(row[2] == "N/A" for row in rows):
+    if any(speed is None for row in rows for speed in (row.first, row.second)) or all(
+        row.first_wrong == "N/A" for row in rows
+    ):
         raise Unseen(f"{LIVE_NCCL}: sums were not checked, or no bandwidth in it")
-    size, outside, _, inside, _ = max(rows, key=lambda row: row[0])
-    best = max(outside or 0.0, inside or 0.0)
-    told = f"{len(rows)} sizes up to {size} B right, {best:.1f} GB/s bus bandwidth"
+    largest = max(found[-1], key=lambda row: row.size)
+    best = max(largest.first or 0.0, largest.second or 0.0)
+    told = f"{len(rows)} sizes up to {largest.size} B right, {best:.1f} GB/s bus bandwidth{joined}"
+    times = {str(row.size): row.us for row in found[-1]}
     if best < profile.busbw_gb_s:
-        return bad(f"{told}, expected {profile.busbw_gb_s:g}", severity=WARN, busbw_gb_s=best)
-    return ok(told, busbw_gb_s=best, sizes=len(rows))
+        return bad(f"{told}, expected {profile.busbw_gb_s:g}", severity=WARN, busbw_gb_s=best, us_by_bytes=times)
+    return ok(told, busbw_gb_s=best, sizes=len(rows), us_by_bytes=times)
+
+
+def _reached(text: str) -> tuple[str, str]:
+    """(" of 2 cards", where it stood when it ended)."""
+    ranks = re.findall(r"^# ranks (\d+)", text, re.MULTILINE)
+    sizes = [row.size for row in all_reduce.rows(text)[-1]]
+    where = f"it did not end in time, the last size that did is {sizes[-1]} B" if sizes else "it never began"
+    return (f" of {ranks[-1]} cards" if ranks else ""), where if ranks else "it did not end in time"
 
 
 @check(
@@ -81,7 +108,18 @@ def nccl_live(seen: Seen, profile: Profile) -> Judgement:
     source="NVIDIA cuda-samples p2pBandwidthLatencyTest; local-inference-lab/rtx6kpro hardware/pcie-bandwidth.md",
 )
 def p2p_live(seen: Seen, profile: Profile) -> Judgement:
+    reading = seen.reading(LIVE_P2P)
+    if reading is not None and reading.rc in (TIMEOUT, FAILED):
+        copies = re.findall(r"^# (?:copy|time) (\d+) to (\d+)$", reading.text, re.MULTILINE)
+        pair = f" from card {copies[-1][0]} to card {copies[-1][1]}" if copies else ""
+        how = "hangs" if reading.rc == TIMEOUT else f"fails: {remark(reading.text)}"
+        return bad(f"the copy{pair} {how}", severity=FAIL)
     text = seen.need(LIVE_P2P)
+    if "P2P=Enabled Wrong Values" in text:
+        damage = _table(text, "P2P=Enabled Wrong Values", profile.gpus)
+        altered = [f"{i} to {j}" for i in range(profile.gpus) for j in range(profile.gpus) if damage[i][j]]
+        if altered:
+            return bad(f"data arrives altered: {listed(altered)}", severity=FAIL, altered=altered)
     speed = _table(text, "Unidirectional P2P=Enabled Bandwidth", profile.gpus)
     delay = _table(text, "P2P=Enabled Latency", profile.gpus)
     slow = [f"{i} to {j}: {speed[i][j]:g} GB/s" for i, j in _pairs(profile.gpus) if speed[i][j] < profile.p2p_gb_s]
@@ -153,6 +191,12 @@ def dcgm(seen: Seen, profile: Profile) -> Judgement:
 def stress(seen: Seen, profile: Profile) -> Judgement:
     record = json_object(seen.need(LIVE_SOAK), str(LIVE_SOAK))
     seconds, codes, margin = real(record.get("seconds")), record.get("xids"), real(record.get("least_margin_c"))
+    if wrong := [f"GPU {index}" for index, count in enumerate(_counts(record.get("wrong"))) if count]:
+        return bad(f"wrong products under load: {listed(wrong)}", severity=FAIL, fix="exchange the card", wrong=wrong)
+    if ended := record.get("ended"):
+        return bad(f"the load ended early: {ended}", severity=FAIL, seconds=seconds)
+    if seconds and codes is None:
+        return unknown("the kernel log is not readable: Xids under load are not known", severity=WARN, **_kept(record))
     if not seconds or not isinstance(codes, list) or any(integer(code) is None for code in codes):
         raise Unseen(f"{LIVE_SOAK}: no seconds and xids in it")
     if codes:
@@ -164,4 +208,20 @@ def stress(seen: Seen, profile: Profile) -> Judgement:
         )
     if margin is not None and margin <= 0:
         return bad(f"a card reached its temperature limit ({margin:g} C left)", least_margin_c=margin)
-    return ok(f"{seconds / 60:.0f} min of load without an Xid", seconds=seconds, least_margin_c=margin)
+    if slowed := record.get("slowed"):
+        return bad(f"slowed down under load: {listed(slowed)}", **_kept(record))
+    return ok(f"{_span(seconds)} of load without an Xid", **_kept(record))
+
+
+def _counts(value: object) -> list[int]:
+    return [integer(one) or 0 for one in value] if isinstance(value, list) else []
+
+
+def _kept(record: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a soak that are worth printing."""
+    names = ("seconds", "least_margin_c", "sm_mhz", "tflops_per_card", "slowed", "samples")
+    return {name: record[name] for name in names if name in record}
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

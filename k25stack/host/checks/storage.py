@@ -128,7 +128,16 @@ def speed(seen: Seen, profile: Profile) -> Judgement:
         if not read or not seconds or seconds <= 0 or read < 0:
             raise Unseen(f"{LIVE_READ}: no bytes and seconds in it")
         rate = read / seconds / GB
-        told = f"{rate:.1f} GB/s: the model loads in {profile.model_gb / rate / 60:.0f} min"
+        if record.get("direct") is False:
+            return unknown(
+                f"{rate:.1f} GB/s, which may be the page cache's: the file system takes no direct reads",
+                severity=WARN,
+                gb_s=rate,
+            )
+        load_s = profile.model_gb / rate
+        told = f"{rate:.1f} GB/s: the model loads in " + (
+            f"{load_s / 60:.0f} min" if load_s >= 120 else f"{load_s:.0f} s"
+        )
         return ok(told, gb_s=rate) if rate >= profile.read_gb_s else bad(told, gb_s=rate)
     _, device = free_gb(seen, DISK_MODEL.resolve(profile), profile.model_dir)
     disk = re.sub(r"(?<=\d)p\d+$|(?<=[a-z])\d+$", "", device.rpartition("/")[2])

@@ -1,6 +1,7 @@
 """A loop of real programs: numbers -> double -> total -> bench (with a server) and a second reader of numbers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,20 @@ def steps(
     return [numbers, total, after, bench]
 
 
+def contained(step: Step, image: str, programs: str) -> Step:
+    """The step in a container; ``programs`` lies in the working directory, which the container sees."""
+    env = {**step.env, "PYTHONPATH": programs}
+    service = step.service and replace(step.service, image=image, env={**step.service.env, "PYTHONPATH": programs})
+    return replace(step, image=image, env=env, service=service)
+
+
 def request(code: str, name: str | None = None, again: Sequence[str] = (), only: Sequence[str] = (), new: bool = False,
-            verify: bool = False, **options: Any) -> Request:  # fmt: skip
+            verify: bool = False, backend: str = "", image: str = "", programs: str = "",
+            **options: Any) -> Request:  # fmt: skip
+    made = steps(**options)
     return Request(
         "small",
-        steps(**options),
+        [contained(step, image, programs) for step in made] if image else made,
         resolved="name: small\n",
         stack={"name": "small"},
         name=name,
@@ -81,5 +91,6 @@ def request(code: str, name: str | None = None, again: Sequence[str] = (), only:
         new=new,
         verify=verify,
         threads=1,
+        backend="docker" if image or backend == "docker" else "process",
         code=Path(code),
     )

@@ -1,6 +1,7 @@
 """A lock that names its holder: an flock, which the kernel drops when the holder dies, and a record of who it is.
 
 The descriptor may be inherited by a job that outlives its command; then the lock stays taken until the job ends too.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from k25stack.errors import LeaseError
 from k25stack.proc import alive, start_time
 
+SHARED = Path("/run/lock")
 PATIENCE_S = 0.3  # somebody who only looks at the lock holds it for a moment
 
 
@@ -89,6 +92,32 @@ def describe(record: dict[str, Any]) -> str:
     """``pid 12 of ann on hostname since 2026-11-29 12:00:00``"""
     who = f"pid {record.get('pid')}" + (f" of {record['user']}" if record.get("user") else "")
     return f"{who} on {record.get('host', 'this host')} since {record.get('since', 'an unknown time')}"
+
+
+def lease_held(record: dict[str, Any], path: Path) -> LeaseError:
+    """The error of whoever wants the GPU lease at ``path`` while ``record`` holds it."""
+    progress = f", {record['progress']}" if record.get("progress") else ""
+    cards = int(record.get("cards", 0))
+    what = f"{cards} cards" if cards else "processors (no cards)"
+    return LeaseError(
+        f"{record.get('who', 'somebody')} holds the lease of this host's {what}: {describe(record)}, "
+        f"{record.get('purpose', 'purpose unknown')}{progress}",
+        where=str(path),
+        remedy="wait for it, or end it: k25stack status",
+    )
+
+
+def make_shared(path: Path, shared: Path = SHARED) -> None:
+    """Make the directory of a lease; below ``shared`` it is open to every user of the host, as /run/lock itself is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.parent == shared and not path.exists():
+        if path.parent.stat().st_mode & 0o1777 != 0o1777:  # in a container it is somebody else's, and open already
+            path.parent.chmod(0o1777)
+        old = os.umask(0)
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        finally:
+            os.umask(old)
 
 
 def _open_or_make(path: Path) -> int:

@@ -1,0 +1,1 @@
+"""The engine supervisor: starts an engine, knows whether it works, heals it (standard library only)."""

@@ -1,0 +1,157 @@
+"""What the script looks at with Python: lease, model files, ports.  One line per fault: where, what, remedy.
+
+It runs in whatever Python an image has (3.8 and newer) and needs the standard library alone.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import struct
+
+INDEX = "model.safetensors.index.json"
+MANIFEST = "k25stack-manifest.json"
+FETCH = "fetch the model again: k25stack stack fetch model"
+
+
+def inspect(asked):
+    """Look at all that was asked for and print what is wrong."""
+    if asked["lease"]:
+        look_at_lease(asked["lease"])
+    for directory in asked["models"]:
+        look_at_model(directory, weights=True)
+    for directory in asked["configs"]:
+        look_at_model(directory, weights=False)
+    for port in asked["ports"]:
+        look_at_port(port)
+
+
+def fault(where, what, remedy):
+    print("\t".join(" ".join(str(part).split()) for part in (where, what, remedy)))
+
+
+def look_at_lease(path):
+    """The lease is free when nobody holds a lock on its file; the record in it names the holder."""
+    if not os.path.isdir(os.path.dirname(path)):
+        fault(path, "the lease directory is not mounted", "make it on the host and mount it: playbooks/site.yml does")
+        return
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        fault(path, error.strerror, "it must be writable for all: chmod 666")
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fault(
+            path, "the GPUs are taken by " + holder(os.read(handle, 65536)), "wait for it, or end it: k25stack status"
+        )
+    finally:
+        os.close(handle)
+
+
+def holder(raw):
+    try:
+        record = json.loads(raw)
+        who = "{} (pid {} of {} on {} since {})".format(
+            *(record.get(name, "?") for name in ("who", "pid", "user", "host", "since"))
+        )
+        return ", ".join([who] + [str(record[name]) for name in ("purpose", "progress") if record.get(name)])
+    except (ValueError, AttributeError):
+        return "somebody who left no record"
+
+
+def look_at_model(directory, weights):
+    if not os.path.isdir(directory):
+        fault(directory, "no such directory", "mount the model there")
+        return
+    if not whole(os.path.join(directory, "config.json")):
+        return
+    by_manifest(directory)
+    if weights:
+        by_headers(directory)
+
+
+def whole(path, size=None):
+    """True when the file is there, and of this size."""
+    if os.path.islink(path) and not os.path.exists(path):
+        fault(
+            path,
+            "a link to " + os.readlink(path) + ", which is not here",
+            "mount the directory that holds the files too",
+        )
+        return False
+    if not os.path.isfile(path):
+        fault(path, "missing", FETCH)
+        return False
+    found = os.path.getsize(path)
+    if size is not None and found != size:
+        fault(path, "{} bytes, {} belong there".format(found, size), FETCH)
+        return False
+    return True
+
+
+def by_manifest(directory):
+    """Sizes as they were verified after the download, where that was noted."""
+    path = os.path.join(directory, MANIFEST)
+    if not os.path.exists(path):
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            files = json.load(file)["files"]
+        for name, facts in sorted(files.items()):
+            whole(os.path.join(directory, name), int(facts["bytes"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        fault(path, "no manifest: {!r}".format(error), FETCH)
+
+
+def by_headers(directory):
+    """Every weight file that the index names is there and as long as its own header says."""
+    path = os.path.join(directory, INDEX)
+    if os.path.exists(path):
+        try:
+            with open(path, encoding="utf-8") as file:
+                names = sorted(set(json.load(file)["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            fault(path, "no weight index: {!r}".format(error), FETCH)
+            return
+    else:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
+    if not names:
+        fault(directory, "no safetensors file", FETCH)
+    for name in names:
+        file = os.path.join(directory, name)
+        if whole(file):
+            wanted = length(file)
+            if wanted is None:
+                fault(file, "no safetensors header", FETCH)
+            else:
+                whole(file, wanted)
+
+
+def length(path):
+    """Bytes that a safetensors file has by its own header; None when there is none."""
+    with open(path, "rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            return None
+        size = struct.unpack("<Q", start)[0]
+        if size > 1 << 28:
+            return None
+        try:
+            header = json.loads(file.read(size))
+            ends = [facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return None
+    return 8 + size + max(ends, default=0)
+
+
+def look_at_port(port):
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            fault("port {}".format(port), error.strerror, "end what listens there, or choose another serving.port")

@@ -1,0 +1,134 @@
+"""What `serve` decides without a container: what to serve, what is good, what is worse, what it tells meanwhile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k25stack.errors import HostError, UsageError
+from k25stack.pipeline.composectl import Compose, key_for, keys_of
+from k25stack.pipeline.serveproof import prove_files, require_readable
+from k25stack.pipeline.serveup import worse
+from k25stack.pipeline.servewait import phase_of
+from k25stack.pipeline.serving import KEEP, Choice, Site, choose, made_by_run
+from k25stack.pipeline.workspace import Workspace
+from k25stack.stack import load_stack
+from k25stack.stack.dump import dump_stack
+from tests.compose.serve_twin import ROOT, STACK
+
+CHOICE = Choice("s", "p", "k25stack/cpu:local", "/t", "/d", image_id="sha256:1", env="e")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(Workspace(tmp_path), load_stack(STACK), str(STACK))
+
+
+def finished_run(root: Path, name: str, *steps: str) -> None:
+    """A run of the demo that has made ``steps``."""
+    run = root / "runs" / name
+    run.mkdir(parents=True)
+    (run / "stack.resolved.yaml").write_text(dump_stack(load_stack(ROOT / "stacks" / "smollm2-cpu.yaml")))
+    (run / "plan.json").write_text(
+        json.dumps({"stack": "smollm2-cpu", "steps": {step: f"{name}-{step}" for step in steps}})
+    )
+    for step in steps:
+        out = root / "state" / "artefacts" / f"{name}-{step}" / "out"
+        out.mkdir(parents=True)
+        (out / "config.json").write_text("{}")
+
+
+def test_target_and_draft_come_from_the_newest_run_that_has_made_them(site: Site) -> None:
+    root = site.workspace.root
+    finished_run(root, "smollm2-cpu-1", "target", "package", "control")
+    finished_run(root, "smollm2-cpu-2", "target")
+    assert choose(site, "vllm-own").draft.endswith("smollm2-cpu-1-package/out")
+    assert choose(site, "vllm-random").draft.endswith("smollm2-cpu-1-control/out")
+    assert choose(site, "vllm-baseline").target.endswith("smollm2-cpu-2-target/out")
+    assert choose(site, "vllm-baseline").draft == ""
+    (root / "runs" / "smollm2-cpu-1" / "stack.resolved.yaml").write_text("format: 1\nname: of-another-version\n")
+    assert made_by_run(site, "package") is None
+
+
+def test_what_cannot_be_chosen_says_what_to_do(site: Site) -> None:
+    with pytest.raises(UsageError, match="run the loop first"):
+        choose(site, "vllm-own")
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        choose(site, "vllm-baseline", target=str(site.workspace.root))
+    with pytest.raises(UsageError, match="one of vllm-baseline"):
+        choose(site, "baseline")
+
+
+def test_good_ones_are_kept_once_and_not_for_ever(site: Site) -> None:
+    for number in range(KEEP + 3):
+        site.remember(replace(CHOICE, image_id=f"sha256:{number}"))
+    site.remember(replace(CHOICE, image_id=f"sha256:{KEEP}", since=5.0))
+    ids = [one["image_id"] for one in site.read("good")]
+    assert len(ids) == len(set(ids)) == KEEP and ids[-1] == f"sha256:{KEEP}"
+
+
+def test_notes_survive_and_go_away(site: Site) -> None:
+    assert site.choice("current") is None and site.read("good") == []
+    site.note("current", CHOICE)
+    assert site.choice("current") == CHOICE
+    site.note("current", None)
+    assert site.choice("current") is None
+
+
+def row(concurrency: int, speed: float | None, accepted: bool = True) -> dict[str, Any]:
+    figure = None if speed is None else {"median": speed, "interval": None, "values": [speed]}
+    return {"concurrency": concurrency, "throughput_tok_s": figure, "accepted": accepted}
+
+
+def test_a_candidate_may_lose_noise_but_no_speed_and_no_row() -> None:
+    before = [row(1, 100.0), row(4, 300.0)]
+    assert worse(before, [row(1, 96.0), row(4, 330.0)]) == []
+    assert worse(before, [row(1, 94.0), row(4, 330.0)]) == ["C=1: 94.0 tok/s, 100.0 before"]
+    assert worse(before, [row(1, 100.0), row(4, 300.0, accepted=False)]) == ["C=4: its row was rejected"]
+    assert worse([row(1, None)], [row(1, 5.0)]) == []
+
+
+def test_phases_are_told_with_what_is_left() -> None:
+    assert phase_of({}) == "starting the supervisor"
+    assert phase_of({"ready": True, "state": "ready"}) == "ready"
+    loading = {"ready": False, "state": "starting", "load": {"phase": "read", "left_s": 95.0}}
+    assert phase_of(loading) == "starting: read, about 1:35 left"
+    assert phase_of({"ready": False, "state": "backoff", "text": "again in 5 s", "load": {}}) == "backoff: again in 5 s"
+
+
+def test_keys_are_found_by_role() -> None:
+    text = "# ours\nann user k1\n\nbob operator k2\nbroken line\n"
+    assert keys_of(text) == [("ann", "user", "k1"), ("bob", "operator", "k2")]
+    assert key_for(text, "operator") == "k2"
+    with pytest.raises(HostError, match="no key of role user"):
+        key_for("bob operator k2", "user")
+
+
+def test_a_shell_s_compose_variables_mean_nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COMPOSE_FILE", "other.yaml")
+    compose = Compose(tmp_path, "compose.cpu.yaml", "k25stack-cpu", CHOICE.values(tmp_path / "promise.yml"))
+    assert compose.env["COMPOSE_FILE"] == "" and compose.env["COMPOSE_PROFILES"] == "p"
+    assert compose.argv("ps")[:2] == ["docker", "compose"] and "-f" in compose.argv("ps")
+
+
+def test_files_closed_to_the_containers_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    tmp_path.chmod(0o755)
+    require_readable(tmp_path)
+    (tmp_path / "config.json").chmod(0o600)
+    with pytest.raises(HostError, match=r"config\.json: closed to uid 10001"):
+        require_readable(tmp_path)
+
+
+def test_a_target_of_a_hub_may_still_have_to_be_fetched(tmp_path: Path) -> None:
+    file = ROOT / "stacks" / "kimi-k2.5-8x-rtx-pro-6000.yaml"
+    kimi = Site(Workspace(tmp_path), load_stack(file), str(file))
+    found = choose(kimi)
+    assert (found.profile, found.target) == ("sglang-nccl", "/srv/k25stack/models/moonshotai--Kimi-K2.5")
+    prove_files(kimi.stack, found.profile, Path(found.target), None)  # nothing there yet: the launch line is judged
+    with pytest.raises(UsageError, match="AQ-MedAI--Kimi-K25-eagle3"):
+        choose(kimi, "sglang-eagle3-aq")
