@@ -111,6 +111,11 @@ def tiny_target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_target(tmp_path_factory.mktemp("target") / "tiny")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The demo goes first: other tests serve the draft that it leaves in this session's directory."""
+    items.sort(key=lambda item: item.path.parent.name != "demo")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the time that each room's tests took, longest first."""
     seconds: dict[str, float] = {}

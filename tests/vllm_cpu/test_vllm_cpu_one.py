@@ -1,4 +1,4 @@
-"""One start of the real vLLM engine: the part of these tests that the twins tier can afford (about half a minute).
+"""One start of the real vLLM engine: the quick part of these tests (about half a minute).
 
 An MLA + MoE target whose text is known beforehand, and a latent-attention draft that foresees it: converted by us from
 Model-Optimizer's form, checked, served.  Any fault of conversion, captured layers, vocabulary map or verification shows
@@ -20,7 +20,7 @@ from k25stack.contract.facts import Question
 from k25stack.contract.finding import Verdict
 from k25stack.draft.convert import Request, convert
 
-pytestmark = [pytest.mark.twins, pytest.mark.nightly, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 
 def test_a_converted_draft_is_accepted_whole(many: Many, tiny_tokenizer: object, tmp_path: Path) -> None:
