@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from k25stack.errors import HostError, K25Error, UsageError
@@ -26,9 +27,12 @@ Say = Callable[[str], None]
 
 def start(site: Site, choice: Choice) -> Door:
     """Bring a proven choice up, another profile of the site down, and wait until it is ready."""
+    promised = _text(site.promise)
     choice = replace(site.render(choice), image=keep_image(choice.image), since=time.time())
     compose = site.compose(choice)
     others = [name for name in containers(site.stack) if name != choice.profile]
+    if promised != _text(site.promise):
+        others.append("prometheus")  # its mount is the old file; what it has measured lies in a volume
     running = compose.containers()
     if leaving := [name for name in others if running.get(name, {}).get("State") in ("running", "restarting")]:
         compose.run("rm", "--stop", "--force", *leaving, timeout_s=600)
@@ -41,6 +45,10 @@ def start(site: Site, choice: Choice) -> Door:
         compose.run("stop", choice.profile, timeout_s=300, check=False)  # Docker would go on trying for ever
         raise
     return door
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def serve(site: Site, choice: Choice) -> Door:

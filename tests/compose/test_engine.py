@@ -75,6 +75,15 @@ def accept_length(checks: dict[str, list[Any]]) -> float:
     return float(checks["U3"][0].evidence["accept_length"])
 
 
+def recorded(twin: Twin, port: int, name: str) -> float:
+    """A series that Prometheus records, as soon as it has evaluated its rule."""
+    until = time.monotonic() + 60
+    while not (seen := twin.prometheus(port, name)) or seen[0]["value"][1] == "NaN":
+        assert time.monotonic() < until, name
+        time.sleep(1)
+    return float(seen[0]["value"][1])
+
+
 def kinds_pass(checks: dict[str, list[Any]]) -> None:
     wrong = [check.message for check in checks["U10"] if check.verdict != "pass"]
     assert len(checks["U10"]) == KINDS and wrong == []
@@ -103,13 +112,10 @@ def test_the_demo_s_draft_on_the_real_engine(twin: Twin) -> None:
     assert control <= 1.05
     assert own >= 1.3 and own > control + 0.25
 
-    port, until = int(twin.env["K25_PROMETHEUS_PORT"]), time.monotonic() + 60
-    while not (seen := twin.prometheus(port, "k25:accept_length:5m")) or seen[0]["value"][1] == "NaN":
-        assert time.monotonic() < until
-        time.sleep(1)
+    port = int(twin.env["K25_PROMETHEUS_PORT"])
+    served = recorded(twin, port, "k25:accept_length:5m")
     promised = json.loads((draft / "k25stack.json").read_text())["predicted"]["interval"]
-    low = twin.prometheus(port, "k25:promised_accept_length:low")[0]["value"][1]
-    assert float(low) == pytest.approx(promised[0], abs=1e-3)
+    assert recorded(twin, port, "k25:promised_accept_length:low") == pytest.approx(promised[0], abs=1e-3)
 
     seconds["baseline"] = up(twin, "vllm-baseline")
     checks = judged(twin, UrlQuestion(seconds=30, kinds=True))
@@ -119,4 +125,4 @@ def test_the_demo_s_draft_on_the_real_engine(twin: Twin) -> None:
     twin.k25("stop", "server", str(STACK), "-y")
     assert twin.left() == {"containers": [], "networks": [], "volumes": []}
     told = {name: round(value, 1) for name, value in seconds.items()}
-    print(f"accept length {own:.3f}, random control {control:.3f}, served {seen[0]['value'][1]}, starts {told} s")
+    print(f"accept length {own:.3f}, random control {control:.3f}, served {served:.3f}, starts {told} s")
