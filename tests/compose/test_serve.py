@@ -188,11 +188,12 @@ def test_prometheus_scrapes_engine_and_supervisor(twin: Twin) -> None:
     while True:
         up = {row["metric"]["job"]: row["value"][1] for row in twin.prometheus(port, "up")}
         ready = twin.prometheus(port, "k25:ready")
-        if up.get("engine") == up.get("watch") == "1" and ready and ready[0]["value"][1] == "1":
+        tokens = twin.prometheus(port, "k25:generated_tokens:rate1m")  # needs two scrapes and one evaluation
+        if up.get("engine") == up.get("watch") == "1" and ready and ready[0]["value"][1] == "1" and tokens:
             break
-        assert time.monotonic() < until, (up, ready)
+        assert time.monotonic() < until, (up, ready, tokens)
         time.sleep(1)
-    assert twin.prometheus(port, "k25:generated_tokens:rate1m")[0]["metric"]["engine"] == "vllm"
+    assert tokens[0]["metric"]["engine"] == "vllm"
 
 
 def test_a_slower_candidate_is_put_back(twin: Twin, images: dict[str, str]) -> None:
