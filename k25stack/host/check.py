@@ -169,9 +169,5 @@ def cards_in_containers(profile: Profile) -> bool:
     return profile.containers and profile.gpus > 0
 
 
-def on_metal(profile: Profile) -> bool:
-    return not profile.virtual
-
-
 def cards_on_metal(profile: Profile) -> bool:
     return profile.gpus > 0 and not profile.virtual
