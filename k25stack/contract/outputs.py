@@ -4,9 +4,9 @@ Two ways to look for a wrong verifier:
 
 * with a baseline (the same target without a draft): outputs are compared to the first divergence, and that one is
   re-scored with the target where a directory is given (`reference.lossless`);
-* with the target alone: every token that was given out is re-scored.  It must lie within the noise of the leading
-  logit: ``STEPS`` bf16 steps (see `states_head`), or as much as rounding moves the gap of the two leading logits
-  between bf16 and float32, where that is more.  Two correct engines round at different places.
+* with the target alone: every token that was given out is re-scored in float32.  It must lie within the noise of the
+  leading logit: ``STEPS`` bf16 steps (see `states_head`), or as much as bf16 moves the gap between rivals for the lead
+  on these texts, where that is more.  Two correct engines round at different places.
 
 Tie: both tokens within the band.  Fault: anything else.  Lossless = no faults.
 """
@@ -25,10 +25,11 @@ from k25stack.contract.states_text import LOOPS
 from k25stack.errors import HostError, K25Error, UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from k25stack.reference.target import Target
 
 GROUP = "outputs"
-NOISE_TEXTS = 8  # outputs on which the noise is measured
 RESCORED = 24  # outputs that are re-scored token by token
 SANE_TOKENS = 16  # shorter outputs are not judged
 ONE_TOKEN = 0.5  # share of an output that one token may make up
@@ -122,31 +123,33 @@ def pair_of(plain: Answer, drafted: Answer) -> tuple[str, tuple[int, ...], tuple
 
 
 def rescored(found: Probe, target: Target, directory: Path) -> Check:
-    """Every token given out against the target's own choice."""
+    """Every token given out against the target's choice in float32: our rounding must not add to the engine's."""
     import torch
+
+    from k25stack.reference.target import Target
 
     judged = [answer for answer in found.answers if answer.prompt_ids and answer.token_ids][:RESCORED]
     if not judged:
         return Check(
             "U6", GROUP, Verdict.UNKNOWN, "no output with token ids to re-score", {}, "give --samples or --baseline"
         )
-    noise = measured_noise(target, directory, judged[:NOISE_TEXTS])
+    exact, noise = Target.load(directory, torch.float32), 0.0
+    scored = []
+    for answer in judged:
+        fine, rough = (logits_of(model, answer) for model in (exact, target))
+        noise = max(noise, moved(fine, rough))
+        given = torch.tensor(answer.token_ids)
+        best, wanted = fine.max(-1)
+        scored.append((answer, best, wanted, best - fine.gather(1, given[:, None]).squeeze(1)))
     tokens = ties = 0
     faults: list[dict[str, object]] = []
-    for answer in judged:
-        text = torch.tensor([*answer.prompt_ids, *(answer.token_ids or ())])
-        out = target.prefill_packed(text[:-1], torch.tensor([0, len(text) - 1]))
-        begin = len(answer.prompt_ids) - 1
-        logits = target.logits(out.last[begin:]).float()  # [R, V]
-        given = text[begin + 1 :]
-        best = logits.amax(-1)
-        gaps = best - logits.gather(1, given[:, None]).squeeze(1)
+    for answer, best, wanted, gaps in scored:
         band = (STEPS * best.abs() / 256).clamp_min(noise)
-        tokens += len(given)
+        tokens += len(gaps)
         ties += int(((gaps > 0) & (gaps <= band)).sum())
         for place in (gaps > band).nonzero().flatten().tolist():
-            faults.append({"key": answer.key, "position": place, "token": int(given[place]),
-                           "wanted": int(logits[place].argmax()), "gap": float(gaps[place])})  # fmt: skip
+            faults.append({"key": answer.key, "position": place, "token": (answer.token_ids or ())[place],
+                           "wanted": int(wanted[place]), "gap": float(gaps[place])})  # fmt: skip
     evidence = {"tokens": tokens, "ties": ties, "faults": len(faults), "first_faults": faults[:5],
                 "band": f"{STEPS} bf16 steps at the leading logit", "noise_logits": noise}  # fmt: skip
     message = f"{len(faults)} faults, {ties} ties in {tokens:,} re-scored tokens"
@@ -156,18 +159,19 @@ def rescored(found: Probe, target: Target, directory: Path) -> Check:
     return Check("U6", GROUP, Verdict.PASS, f"lossless: {message}", evidence)
 
 
-def measured_noise(target: Target, directory: Path, answers: list[Answer]) -> float:
-    """How far rounding moves the gap of the two leading logits: bf16 against float32, the most over these outputs."""
+def logits_of(model: Target, answer: Answer) -> Tensor:
+    """float32 logits [R, V] before each of the R tokens that were given out."""
     import torch
 
-    from k25stack.reference.target import Target
+    text = torch.tensor([*answer.prompt_ids, *(answer.token_ids or ())])
+    out = model.prefill_packed(text[:-1], torch.tensor([0, len(text) - 1]))
+    return model.logits(out.last[len(answer.prompt_ids) - 1 :]).float()
 
-    exact, most = Target.load(directory, torch.float32), 0.0
-    for answer in answers:
-        text = torch.tensor([*answer.prompt_ids, *(answer.token_ids or ())])
-        whole = torch.tensor([0, len(text)])
-        rough, fine = (model.logits(model.prefill_packed(text, whole).last).float() for model in (target, exact))
-        leading = rough.topk(2, dim=-1).indices  # [T, 2]
-        gaps = [logits.gather(1, leading).diff(dim=-1) for logits in (rough, fine)]  # [T, 1] each
-        most = max(most, float((gaps[0] - gaps[1]).abs().max()))
-    return most
+
+def moved(fine: Tensor, rough: Tensor) -> float:
+    """How far rounding moves the gap of two rivals for the lead (the first of either side and the second), at most."""
+    import torch
+
+    leading = torch.cat([fine.topk(2, dim=-1).indices, rough.topk(2, dim=-1).indices], dim=-1)  # [R, 4]
+    change = fine.gather(1, leading) - rough.gather(1, leading)
+    return float((change.amax(-1) - change.amin(-1)).max())
