@@ -155,7 +155,7 @@ async def serve(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, (lambda: None) if options.deaf else stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print, "got SIGUSR1")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: print("got SIGUSR1", flush=True))
     print("Application startup complete", flush=True)
     await stop.wait()
     await runner.cleanup()  # cuts what still runs, as an engine does that does not drain
