@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MODEL = "${K25_MODEL_DIR:?directory of the target}"
 DRAFT = "${K25_DRAFT_DIR:?directory of the draft}"
+OWN_PYTHON = "/opt/k25stack/bin/python"  # of our images: it sees this package and the engine's, their python3 does not
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,14 @@ def _step(stack: Stack, asked: Asked) -> Job:
     job = step_job(step, run="RUN", key="KEY", place=Path("runs/RUN/steps/KEY"), env=step.env)
     if job.image is None:
         return replace(job, argv=("python3", *job.argv[1:]))
-    here = str(Path.cwd())  # where runs/ and state/ are; the container sees it under the same path
-    return replace(job, mounts=(Mount(here, here, writable=True), *job.mounts), workdir=here)
+    here = str(Path.cwd())  # where runs/ and state/ are; the container sees it under the same path, as this user
+    return replace(
+        job,
+        argv=(OWN_PYTHON, *job.argv[1:]),
+        mounts=(Mount(here, here, writable=True), *job.mounts),
+        workdir=here,
+        user=f"{os.getuid()}:{os.getgid()}",
+    )
 
 
 def deliver(asked: Asked, text: str, out: Path | None, check: Path | None) -> None:

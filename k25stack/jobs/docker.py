@@ -34,7 +34,7 @@ from k25stack.jobs.control import (
     wait_for,
     wait_for_process,
 )
-from k25stack.jobs.dockererrors import cause_of_end, explain, known, unreachable
+from k25stack.jobs.dockererrors import cause_of_end, explain, known, no_space, unreachable
 from k25stack.jobs.images import pinned
 from k25stack.jobs.job import Job, State
 from k25stack.proc import alive, start_time
@@ -65,6 +65,7 @@ class DockerBackend(Control):
         directory = self.directory(job)
         directory.mkdir(parents=True, exist_ok=True)
         with (
+            _named(directory),
             locked(directory / "lock", f"{job.step} of {job.run} is already running"),
             locked(job.lock, f"another run is making {job.step} ({job.lock})"),
         ):
@@ -79,7 +80,8 @@ class DockerBackend(Control):
             self._remove(engine, directory)
             about = settings(engine, job, directory, self.root, self.workspace, self.lease, bool(values))
             made = engine.api.create_container(image, **about)
-            write_json(directory / "container.json", {"id": made["Id"]})
+            with _named(directory):
+                write_json(directory / "container.json", {"id": made["Id"]})
             if values:
                 self._start_with(engine, made["Id"], values)
             else:
@@ -193,9 +195,20 @@ class DockerBackend(Control):
                 self._engine = docker.from_env(timeout=int(CALL_S))
             yield self._engine
         except docker.errors.APIError as error:
-            raise explain(str(error.explanation or error), image, where) from None
+            said = str(error.explanation or error)
+            raise explain(said, image, where, self._data_root() if no_space(said) else "") from None
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
             raise unreachable(error, os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")) from None
+
+    def _data_root(self) -> str:
+        """Where the engine keeps images and containers; empty when it does not say."""
+        import docker
+        import requests
+
+        try:
+            return str(self._engine.info().get("DockerRootDir", ""))
+        except (docker.errors.DockerException, requests.exceptions.RequestException):
+            return ""
 
     def _inspect(self, directory: Path) -> dict[str, Any] | None:
         """What the engine knows of the container; None when it knows none, or does not answer."""
@@ -258,6 +271,17 @@ def image_id(image: str) -> str:
     backend = DockerBackend(Path(), Path())
     with backend._calls("--image", image) as engine:
         return str(engine.api.inspect_image(image)["Id"])
+
+
+@contextmanager
+def _named(directory: Path) -> Iterator[None]:
+    """A write that finds the disk full does not say where, unlike an open."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(directory)
+        raise
 
 
 def _limit(directory: Path) -> int:

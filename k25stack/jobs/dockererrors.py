@@ -23,9 +23,9 @@ KNOWN = (
     (r"No such image: (\S+)|pull access denied|manifest unknown|no such image",
      "image {0} is not on this machine",
      "get it: k25stack stack fetch STACK, or build it: k25stack stack build NAME"),
-    (r"no space left on device",
-     "the engine's disk is full",
-     "free space below its data directory: docker system df, docker image prune"),
+    (r"(?:(/[^\s:\"']+): )?no space left on device",
+     "no space left on the disk of {place}",
+     "free some there: docker system df, docker image prune, docker builder prune"),
     (r"[Ss]et(?:ting)? r?limit|RLIMIT_|rlimit",
      "the engine may not raise the limits that GPUs need (memlock)",
      "run the engine with LimitMEMLOCK=infinity: k25stack check host"),
@@ -46,13 +46,24 @@ def known(said: str) -> bool:
     return any(re.search(pattern, said) for pattern, _, _ in KNOWN)
 
 
-def explain(said: str, image: str, where: str) -> HostError:
-    """The error for what the engine said; its own words stand in it where they are not known."""
+def no_space(said: str) -> bool:
+    """True when a disk is full: which, is told best by who knows the engine's data directory."""
+    return "no space left on device" in said
+
+
+def explain(said: str, image: str, where: str, root: str = "") -> HostError:
+    """The error for what the engine said; its own words stand in it where they are not known.
+
+    ``root``: the engine's data directory, where it is known.
+    """
     for pattern, what, remedy in KNOWN:
         found = re.search(pattern, said)
         if found:
-            named = next((group for group in found.groups() if group), image)
-            return HostError(what.format(named.strip("\"',.")).strip(), where=where, remedy=remedy.format())
+            named = next((group for group in found.groups() if group), image).strip("\"',.")
+            place = root if root and (not found.group(0).startswith("/") or named.startswith(root)) else named
+            if not place.startswith("/"):
+                place = "the engine's data directory"
+            return HostError(what.format(named, place=place).strip(), where=where, remedy=remedy.format())
     words = " ".join(said.split())
     return HostError(f"the engine refused: {words[:300]}", where=where, remedy="docker logs and journalctl -u docker")
 

@@ -78,7 +78,16 @@ def sbatch(job: Job) -> str:
             raise UsageError(f"{mount.source!r} is no absolute path, for {mount.target}", where=job.step,
                              remedy="give --model, --draft and --job-dir")  # fmt: skip
     words = container_words(job) if job.image else list(job.argv)
-    return fill("sbatch.sh.j2", job=job, words=words, env={} if job.image else job.env)
+    return fill("sbatch.sh.j2", job=job, words=words, env={} if job.image else job.env, output=_output(job))
+
+
+def _output(job: Job) -> str:
+    """Where Slurm writes: a job whose log has its place in the container alone gets one where it was submitted.
+
+    Slurm does not start a job, and leaves no line about it, when the directory is not there on the node.
+    """
+    inside = any(job.log.is_relative_to(mount.target) and mount.source != mount.target for mount in job.mounts)
+    return f"{job.run}.{job.step}-%j.log" if job.image and inside else str(job.log)
 
 
 def container_words(job: Job) -> list[str]:

@@ -187,7 +187,7 @@ def _follow(argv: Sequence[str], env: dict[str, str], say: Callable[[str], None]
 
 
 KNOWN = (
-    (r"no space left on device", "free some: docker system prune"),
+    (r"no space left on device", "free some there: docker builder prune, docker image prune"),
     (r"CERTIFICATE_VERIFY_FAILED", "give the certificates of this network: --ca-bundle FILE"),
     (r"failed to resolve source metadata|pull access denied|failed to do request", "look at the base's pin: stack pin"),
     (r"Cannot connect to the Docker daemon", "start it: systemctl start docker"),

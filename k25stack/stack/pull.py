@@ -62,7 +62,7 @@ def _digests(name: str) -> list[str] | None:
 
 
 KNOWN = (
-    ("no space left", "no space left for the image", "free some: docker system prune"),
+    ("no space left", "no space left on the disk of {root}", "free some there, docker image prune; what came stays"),
     ("Cannot connect to the Docker daemon", "Docker does not run", "systemctl start docker"),
     ("manifest unknown", "the registry has no image of this digest", "look at the pin: k25stack stack pin --check"),
     ("not found", "the registry has no image of this digest", "look at the pin: k25stack stack pin --check"),
@@ -72,8 +72,14 @@ KNOWN = (
 )  # fmt: skip
 
 
+def data_root() -> str:
+    """Where Docker keeps images; words for it when it does not say."""
+    done = run(["docker", "info", "--format", "{{.DockerRootDir}}"], timeout_s=60, check=False)
+    return done.stdout.strip() or "Docker's data directory"
+
+
 def _why(text: str) -> tuple[str, str]:
     for sign, what, remedy in KNOWN:
         if sign in text:
-            return what, remedy
+            return what.format(root=data_root() if "{root}" in what else ""), remedy
     return (text.splitlines() or ["no output"])[-1], "check the network, then fetch again: what came stays"

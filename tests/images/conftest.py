@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import socket
 import subprocess
+import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +24,25 @@ from k25stack.stack.images import CHECKOUT
 EPOCH = 1_700_000_000
 MARK = "k25-images-secret-mark"  # in everything that is handed to a build as a secret
 STUB = "k25-images/stub:1"
+SEALED = ("--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+          "--network", "none")  # fmt: skip
+
+
+def sealed(twin: DockerTwin, image: str, *words: str, check: bool = True) -> str:
+    """What a command in a container of the image says, run as compose runs our services."""
+    done = twin.docker("run", *SEALED, image, *words, check=check)
+    return done.stdout + ("" if check else done.stderr)
+
+
+def blobs(archive: Path) -> Iterator[bytes]:
+    """The files of an OCI archive; layers unpacked."""
+    with tarfile.open(archive) as files:
+        for member in files:
+            if member.isfile():
+                file = files.extractfile(member)
+                assert file is not None
+                content = file.read()
+                yield gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +63,7 @@ def stub(docker_twin: DockerTwin) -> str:
     folder = Path(__file__).with_name("stub")
     docker_twin.docker(
         "buildx", "build", "--quiet", "--provenance=false", "--tag", STUB, "--output", "type=docker",
-        "--build-arg", f"BASE_IMAGE={docker_twin.base}", "--build-arg", "ENGINE=sglang",
+        "--build-arg", f"BASE_IMAGE={docker_twin.base}",
         "--build-context", f"common={CHECKOUT / 'images/common'}", str(folder), timeout_s=600,
     )  # fmt: skip
     return STUB

@@ -84,7 +84,7 @@ def test_a_failed_build_is_one_line_with_the_fix() -> None:
     assert explain(ours) == ("images/patches/a.patch: does not apply (make it anew)", "")
     assert (
         explain(["x", "ERROR: failed to solve: write /x: no space left on device"])[1]
-        == "free some: docker system prune"
+        == "free some there: docker builder prune, docker image prune"
     )
     assert explain([]) == ("no output", "")
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,22 +21,9 @@ from k25stack.stack.host import Image
 from k25stack.stack.images import read_lock
 from k25stack.stack.pins import ask, write_pins
 from k25stack.stack.registry import resolve
-from tests.images.conftest import MARK
+from tests.images.conftest import MARK, blobs, sealed
 
 pytestmark = [pytest.mark.twins, pytest.mark.timeout(900)]
-SEALED = ("--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-          "--network", "none")  # fmt: skip
-PATCH = """--- a/sglang/__init__.py
-+++ b/sglang/__init__.py
-@@ -3,1 +3,1 @@
--ANSWER = 41
-+ANSWER = 42
-"""
-
-
-def sealed(twin: DockerTwin, image: str, *words: str, check: bool = True) -> str:
-    done = twin.docker("run", *SEALED, image, *words, check=check)
-    return done.stdout + ("" if check else done.stderr)
 
 
 def test_it_runs_as_an_ordinary_user_on_a_read_only_root(docker_twin: DockerTwin, engine: tuple[Built, Path]) -> None:
@@ -100,16 +84,6 @@ def test_no_secret_is_in_a_layer(wanted: Wanted, engine: tuple[Built, Path]) -> 
         searched += len(content)
         assert MARK.encode() not in content
     assert searched > 100_000_000, "base and all"
-
-
-def blobs(archive: Path) -> Iterator[bytes]:
-    with tarfile.open(archive) as files:
-        for member in files:
-            if member.isfile():
-                file = files.extractfile(member)
-                assert file is not None
-                content = file.read()
-                yield gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
 
 
 def test_push_pin_pull_and_compose_by_digest(
@@ -182,24 +156,3 @@ def said(tree: Path, lock: Path, place: Path, *words: str) -> tuple[int, str]:
     )  # fmt: skip
     shutil.copy(place / "tree/images/lock.yaml", lock)
     return done.returncode, done.stdout
-
-
-def test_a_patch_is_applied_or_ends_the_build(
-    wanted: Wanted, docker_twin: DockerTwin, engine: tuple[Built, Path], tree: Path, tmp_path: Path
-) -> None:
-    def built(diff: str) -> Built:
-        place = tmp_path / "tree"
-        if not place.exists():
-            shutil.copytree(tree, place)
-        digest = hashlib.sha256(diff.encode()).hexdigest()
-        header = f"Image: sglang\nUpstream: https://github.com/sgl-project/sglang/pull/1\nSha256: {digest}\n\n"
-        (place / "images/patches/answer.patch").write_text(header + diff)
-        return build("sglang", replace(wanted, tag="k25-images/sglang:patched"), lambda line: None, place)
-
-    made = built(PATCH)
-    assert sealed(docker_twin, made.tag, "python3", "-c", "import sglang; print(sglang.answer())") == "42\n"
-    with pytest.raises(HostError, match=r"answer\.patch: does not apply to sglang/__init__\.py at line 3"):
-        built(PATCH.replace("-ANSWER = 41", "-ANSWER = 40"))
-    with pytest.raises(HostError, match=r"answer\.patch: obsolete: .*\(delete the patch\)"):
-        built(PATCH.replace("-ANSWER = 41", "-ANSWER = 40").replace("+ANSWER = 42", "+ANSWER = 41"))
-    docker_twin.docker("image", "rm", made.tag)

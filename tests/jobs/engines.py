@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,11 @@ PREFIX = sys.base_prefix
 class Engine:
     """An engine of its own with live-restore, on its own bridge: it is restarted without disturbing others."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.run = Path(f"/run/k25-jobs-{os.getpid()}")
+    def __init__(self, place: Path, name: str = "jobs", address: str = "172.31.254.1/24") -> None:
+        self.place, self.address = place, address
+        self.run = Path(f"/run/k25-{name}-{os.getpid()}")
         self.socket = f"unix://{self.run}/docker.sock"
-        self.bridge = f"k25j{os.getpid() % 100000}"
+        self.bridge = f"k25{name[0]}{os.getpid() % 100000}"
         self.daemon: subprocess.Popen[bytes] | None = None
 
     def start(self, hook: str = "") -> None:
@@ -38,7 +39,7 @@ class Engine:
         if subprocess.run(["ip", "link", "show", self.bridge], capture_output=True, check=False).returncode:
             for words in (
                 ["link", "add", self.bridge, "type", "bridge"],
-                ["addr", "add", "172.31.254.1/24", "dev", self.bridge],
+                ["addr", "add", self.address, "dev", self.bridge],
                 ["link", "set", self.bridge, "up"],
             ):
                 subprocess.run(["ip", *words], check=True)
@@ -74,7 +75,9 @@ class Engine:
         if containerd.exists():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(containerd.read_text()), signal.SIGTERM)
-        subprocess.run(["umount", "-l", str(self.place / "data")], capture_output=True, check=False)
+        for mounted in (self.place / "data", *self.run.glob("netns/*")):
+            subprocess.run(["umount", "-l", str(mounted)], capture_output=True, check=False)
+        shutil.rmtree(self.run, ignore_errors=True)
         subprocess.run(["ip", "link", "del", self.bridge], check=False)
 
     def eight_cards(self) -> None:
@@ -96,6 +99,28 @@ class Engine:
         (tree / PREFIX.lstrip("/")).mkdir(parents=True, exist_ok=True)
         subprocess.run(["tar", "-cf", str(self.place / "empty.tar"), "-C", str(tree), "."], check=True)
         self.docker("import", "--change", f"ENV PATH={PREFIX}/bin:/usr/bin", str(self.place / "empty.tar"), TINY)
+
+
+class SmallEngine(Engine):
+    """An engine whose data directory is a small tmpfs of its own."""
+
+    def __init__(self, place: Path, size: str) -> None:
+        super().__init__(place, "full", "172.31.253.1/24")
+        self.data = place / "data"
+        self.data.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(self.data)], check=True)
+
+    def resize(self, size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.data)], check=True)
+
+    def fill(self) -> None:
+        """Not a byte is left."""
+        with (self.data / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(1 << 16)):
+                continue
+
+    def free(self) -> None:
+        (self.data / "fill").unlink()
 
 
 def mounts() -> tuple[Mount, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -202,6 +203,18 @@ def test_a_step_is_rendered_for_a_node(render: Callable[..., Said]) -> None:
         str(STACKS / "smollm2-cpu.yaml"), "--step", "train", "--to", "sbatch", "--image", "k25stack/train:local"
     )
     assert done.returncode == 0 and "  k25stack/train:local\n  -m\n  k25stack.train.main\n" in done.stdout
+    assert "  --entrypoint\n  /opt/k25stack/bin/python\n" in done.stdout, "the engine's own python3 does not see us"
+    assert f"  --user\n  {os.getuid()}:{os.getgid()}\n" in done.stdout, "it writes into this user's directory"
+
+
+def test_slurm_writes_where_a_node_has_a_directory() -> None:
+    inside = (Mount("runs", "/runs", writable=True),)
+    assert "\n#SBATCH --output=run.step-%j.log\n" in sbatch(
+        replace(JOB, health=None, log=Path("/runs/step.log"), mounts=inside)
+    )
+    assert "\n#SBATCH --output=/srv/log\n" in sbatch(replace(JOB, health=None, log=Path("/srv/log"), mounts=inside))
+    shared = (Mount("/srv", "/srv", writable=True),)
+    assert "\n#SBATCH --output=/srv/log\n" in sbatch(replace(JOB, health=None, log=Path("/srv/log"), mounts=shared))
 
 
 def test_policy_is_what_the_supervisor_reads(big: Stack) -> None:
@@ -224,7 +237,8 @@ def test_policy_is_what_the_supervisor_reads(big: Stack) -> None:
         ),
         ("unknown or invalid runtime name: nvidia", "the engine has no runtime nvidia"),
         ("No such image: a/b@sha256:12", "image a/b@sha256:12 is not on this machine"),
-        ("failed to extract layer: write /var/lib/x: no space left on device", "the engine's disk is full"),
+        ("extract: write /var/lib/x: no space left on device", "no space left on the disk of /var/lib/x (free some"),
+        ("no space left on device", "no space left on the disk of the engine's data directory (free some there"),
         ("error setting rlimits for ready process: error setting rlimit type 8: operation not permitted", "memlock"),
         ('exec: "python3": executable file not found in $PATH: unknown', "the image lacks the program"),
         ("something else entirely", "the engine refused: something else entirely"),
