@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -71,6 +72,10 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         part.replace(path)
         sync_directory(path.parent)
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.filename = str(path)  # a write that finds the disk full does not say where, unlike an open
+        raise
     finally:
         part.unlink(missing_ok=True)
 

@@ -65,7 +65,6 @@ class DockerBackend(Control):
         directory = self.directory(job)
         directory.mkdir(parents=True, exist_ok=True)
         with (
-            _named(directory),
             locked(directory / "lock", f"{job.step} of {job.run} is already running"),
             locked(job.lock, f"another run is making {job.step} ({job.lock})"),
         ):
@@ -80,8 +79,7 @@ class DockerBackend(Control):
             self._remove(engine, directory)
             about = settings(engine, job, directory, self.root, self.workspace, self.lease, bool(values))
             made = engine.api.create_container(image, **about)
-            with _named(directory):
-                write_json(directory / "container.json", {"id": made["Id"]})
+            write_json(directory / "container.json", {"id": made["Id"]})
             if values:
                 self._start_with(engine, made["Id"], values)
             else:
@@ -271,17 +269,6 @@ def image_id(image: str) -> str:
     backend = DockerBackend(Path(), Path())
     with backend._calls("--image", image) as engine:
         return str(engine.api.inspect_image(image)["Id"])
-
-
-@contextmanager
-def _named(directory: Path) -> Iterator[None]:
-    """A write that finds the disk full does not say where, unlike an open."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(directory)
-        raise
 
 
 def _limit(directory: Path) -> int:
