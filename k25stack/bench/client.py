@@ -22,6 +22,12 @@ from k25stack.bench.sse import EventParser
 from k25stack.errors import HostError, UsageError
 from k25stack.speculation import RoundCounts
 
+LARGEST_BODY = 64 << 20  # bytes; metrics and replies of an engine are far smaller
+
+# A key is missing, or is none of an operator: models and metrics are asked for first.
+KEY = "give an operator's key in K25_API_KEY: k25stack serve key STACK --role operator"
+AT_THE_DOOR = {401: KEY, 403: KEY}
+
 CountReader = Callable[[Mapping[str, Any]], RoundCounts | None]
 """Counters from a reply (last value of every top-level key); the engine's adapter knows where they stand."""
 
@@ -126,17 +132,23 @@ class Client:
             raise HostError("no list of models came back", where=self.url + path, remedy="is it an engine?") from None
 
     async def text(self, path: str) -> str:
-        """Body of a GET.  Raises HostError when the server is away or answers with an error."""
+        """Body of a GET.  Raises HostError when the server is away, answers with an error, or without an end."""
         where = self.url + path
         try:
             timeout = aiohttp.ClientTimeout(total=30)
             async with self.session.get(where, timeout=timeout) as response:
                 if response.status != 200:
-                    raise HostError(f"HTTP {response.status}", where=where, remedy="see the server's log")
-                return await response.text()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise HostError(f"no answer: {why}", where=where, remedy="is the server up?") from None
+                    remedy = AT_THE_DOOR.get(response.status, "see the server's log")
+                    raise HostError(f"HTTP {response.status}", where=where, remedy=remedy)
+                return await whole_body(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:  # a bad certificate is a ValueError too
+            many = isinstance(error, aiohttp.TooManyRedirects)
+            why = "too many redirects" if many else str(error) or type(error).__name__
+            known = not isinstance(error, aiohttp.ClientConnectorCertificateError)
+            remedy = "is the server up?" if known else "name the server's certificate in K25_CA_FILE"
+            raise HostError(f"no answer: {why}", where=where, remedy=remedy) from None
+        except ValueError as error:
+            raise HostError(str(error), where=where, remedy="is it an engine?") from None
 
     async def post(self, path: str) -> bool:
         """An empty POST; True when the server agreed."""
@@ -204,6 +216,16 @@ class Client:
             rounds=None if error else self.counts(stream.reply),
             error=error,
         )
+
+
+async def whole_body(response: aiohttp.ClientResponse) -> str:
+    """The text of a reply.  Raises ValueError beyond ``LARGEST_BODY``: a server may send without an end."""
+    pieces = bytearray()
+    async for piece in response.content.iter_any():
+        pieces += piece
+        if len(pieces) > LARGEST_BODY:
+            raise ValueError(f"a reply of more than {LARGEST_BODY >> 20} MiB")
+    return pieces.decode("utf-8", errors="replace")
 
 
 def session() -> aiohttp.ClientSession:

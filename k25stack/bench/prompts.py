@@ -69,20 +69,20 @@ def spread(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
 
 
 def _rows(path: Path) -> Iterable[dict[str, Any]]:
-    needed = ("doc_id", "turn", "domain", "split", "prompt_ids", "decode")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UsageError("no such samples file", where=str(path), remedy="run the regenerate step first") from None
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            missing = [name for name in needed if name not in row]
-        except (ValueError, TypeError, RecursionError):
-            raise DamageError("not a JSON line", where=f"{path}:{number}", remedy="run regenerate again") from None
-        if missing:
-            raise DamageError(f"not a sample: no {', '.join(missing)}", where=f"{path}:{number}")
-        yield row
+    needed = {"doc_id": str, "turn": int, "domain": str, "split": str, "prompt_ids": list, "decode": dict}
+    if not path.is_file():
+        raise UsageError("no such samples file", where=str(path), remedy="run the regenerate step first")
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                wrong = [name for name, kind in needed.items() if not isinstance(row.get(name), kind)]
+            except (ValueError, AttributeError, RecursionError):
+                raise DamageError("not a JSON line", where=f"{path}:{number}", remedy="run regenerate again") from None
+            if wrong or not all(type(token) is int for token in row["prompt_ids"]):
+                what = f"not a sample: no {', '.join(wrong) or 'token ids'}"
+                raise DamageError(what, where=f"{path}:{number}", remedy="run regenerate again")
+            yield row
 
 
 def questions(seed: int = 0) -> PromptSet:

@@ -10,6 +10,7 @@ import typer
 
 from k25stack.cli.check_host import host
 from k25stack.cli.fallback import FallbackGroup
+from k25stack.errors import K25Error
 
 if TYPE_CHECKING:
     from k25stack.contract.finding import Result
@@ -59,10 +60,12 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Judge each target by its kind; exit 1 when a check fails, 3 when something could not be judged."""
-    from k25stack.contract.finding import lines, worst_exit
     from k25stack.contract.kinds import DEFAULT_ENGINES, Options, check_target
     from k25stack.contract.launch import check_argv, is_launch
 
+    if is_launch(targets):  # check --engine sglang@0.5.20 -- python3 -m sglang.launch_server ...
+        show([check_argv(targets, engine[0] if engine else "", gpu, nccl)], verbose, as_json)
+        return
     options = Options(
         engines=tuple(engine or DEFAULT_ENGINES),
         target=target,
@@ -81,17 +84,31 @@ def check(
         seconds=seconds,
         kinds=kinds,
     )
-    if is_launch(targets):  # check --engine sglang@0.5.20 -- python3 -m sglang.launch_server ...
-        results = [check_argv(targets, engine[0] if engine else "", gpu, nccl)]
-    else:
-        results = [check_target(one, options) for one in targets]
-    if as_json:
+    results, refused = [], None
+    for one in targets:
+        try:
+            results.append(check_target(one, options))
+        except K25Error as error:  # the other targets are judged all the same
+            refused = refused or error
+    if refused is not None:
+        show(results, verbose, as_json, end=False)
+        raise refused
+    show(results, verbose, as_json)
+
+
+def show(results: list[Result], verbose: bool, as_json: bool, end: bool = True) -> None:
+    """Print the results; at the ``end`` also what to do next, and raise Exit with the code of the worst."""
+    from k25stack.contract.finding import lines, worst_exit
+
+    if as_json and results:
         shown = [result.as_dict() for result in results]
         print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2, ensure_ascii=False))
     else:
         for result in results:
             for line in lines(result, verbose):
                 print(line)
+    if not end:
+        return
     typer.echo(f"Next: {next_step(results)}", err=True)
     if code := worst_exit(results):
         raise typer.Exit(code)
@@ -118,11 +135,9 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
 
 
 def next_step(results: list[Result]) -> str:
-    """What to type now: look again at the first target that is not fine, or go on with the first."""
-    for result in results:
-        if result.exit_code:
-            again = "the same command again" if result.kind == "launch" else f"k25stack check {result.target}"
-            return f"mend what is named above, then {again}"
+    """What to type now: the same again when something is not fine (its options decide), or go on with the first."""
+    if any(result.exit_code for result in results):
+        return "mend what is named above, then the same command again"
     kind, target = results[0].kind, results[0].target
     return {
         "draft": f"k25stack draft inspect {target}",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,13 +26,7 @@ def inspect(
     """Tensor table, parameters with and without the embedding, cache bytes per token, origin."""
     from k25stack.draft.inspect import inspect_draft, table
 
-    report = inspect_draft(directory)
-    if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-    else:
-        for line in table(report):
-            print(line)
-    typer.echo(f"Next: k25stack check {directory}", err=True)
+    show(inspect_draft(directory), table, as_json, f"k25stack check {directory}")
 
 
 @app.command()
@@ -59,17 +54,15 @@ def convert(
     from k25stack.draft.convert import Request, convert
 
     request = Request(to, form or None, target, parse_layers(layers), window, pickle, yes)
-    done = convert(source, out, request, dry)
-    if as_json:
-        print(json.dumps(done, indent=2, ensure_ascii=False))
-    else:
+
+    def table(done: Mapping[str, Any]) -> Iterator[str]:
         verb = "would write" if dry else "wrote"
-        print(f"{verb} {out}: {done['from']} to {to}, {done['tensors']} tensors, {done['bytes']:,} B, "
-              f"layers {done['layers']}")  # fmt: skip
-        for note in done["notes"]:
-            print(f"note: {note}")
+        size = f"{done['tensors']} tensors, {done['bytes']:,} B"
+        yield f"{verb} {out}: {done['from']} to {to}, {size}, layers {done['layers']}"
+        yield from (f"note: {note}" for note in done["notes"])
+
     given = f" --target {target}" if target else ""
-    typer.echo(f"Next: k25stack check {source if dry else out}{given}", err=True)
+    show(convert(source, out, request, dry), table, as_json, f"k25stack check {source if dry else out}{given}")
 
 
 @app.command()
@@ -90,9 +83,18 @@ def score(
     from k25stack.train.score import Score, lines, score_draft
 
     found = score_draft(Score(directory, states, split, k, target, out))
+    show(found, lines, as_json, f"k25stack check URL --draft {directory}")
+
+
+def show(
+    report: dict[str, Any], table: Callable[[dict[str, Any]], Iterable[str]], as_json: bool, following: str
+) -> None:
+    """A report as JSON or line by line, and the next command on stderr."""
+    from k25stack.contract.finding import one_line, plain
+
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(plain(report), indent=2, ensure_ascii=False))
     else:
-        for line in lines(found):
-            print(line)
-    typer.echo(f"Next: k25stack check URL --draft {directory}", err=True)
+        for line in table(report):
+            print(one_line(line))
+    typer.echo(f"Next: {following}", err=True)

@@ -57,13 +57,14 @@ def build(
     wanted = replace(builds.machine(), no_cache=no_cache, **{key: value for key, value in given.items() if value})
     for name in chosen:
         if dry_run:
-            say(shlex.join(builds.build_argv(lock, name, wanted, builds.source()[0])))
+            key = builds.content_key(lock, name, wanted)
+            say(shlex.join(builds.build_argv(lock, name, wanted, builds.source()[0], key=key)))
             continue
         built = builds.build(name, wanted, lambda line: say(line, err=True))
         if as_json:
             say(json.dumps({"name": name, **asdict(built)}))
             continue
-        say(f"{built.tag} {built.digest}")
+        say(f"{built.tag} {built.digest} key {built.key}")
         for size, instruction in built.layers:
             say(f"  {size:>8}  {instruction[:100]}")
     following = f"k25stack stack build {' '.join(names or [])}".rstrip() if dry_run else "k25stack serve PROFILE"
@@ -74,20 +75,33 @@ def fetch(
     file: Annotated[Path, typer.Argument(help="A stack file.", show_default=False)],
     images: Annotated[bool, typer.Option("--images", help="Images alone.")] = False,
     model: Annotated[bool, typer.Option("--model", help="The target alone.")] = False,
-    into: Annotated[Path | None, typer.Option(help="Directory of the target; implies --model.")] = None,
+    draft: Annotated[str, typer.Option(help="The draft of this profile alone, which a hub has.")] = "",
+    into: Annotated[
+        Path | None, typer.Option(help="Directory of the target, which implies --model, or of the draft.")
+    ] = None,
+    target: Annotated[Path | None, typer.Option(help="Directory of the target, to judge the draft for it.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Look at what is there; fetch nothing.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Read every file again when verifying.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Get a stack's images by digest and its target at the pinned revision, and verify every file."""
+    """Get a stack's images by digest, target and drafts at their pinned revisions, and verify every file.
+
+    A draft of a hub that is not pinned is named and left alone; -n asks the hub which commit it would be now.
+    """
+    from k25stack.cli.fetching import fetch_draft, fetch_drafts
     from k25stack.stack import load_stack
 
     stack = load_stack(file)
-    model = model or into is not None
-    if images or not model:
-        _images(stack, verify, dry_run)
-    if model or not images:
-        _model(stack, into, verify, full, dry_run)
+    if draft:
+        fetch_draft(stack, draft, into, target, verify, full, dry_run)
+    else:
+        model = model or into is not None
+        if images or not model:
+            _images(stack, verify, dry_run)
+        if model or not images:
+            _model(stack, into, verify, full, dry_run)
+        if not model and not images:
+            fetch_drafts(stack, verify, full, dry_run)
     say(f"Next: k25stack stack fetch {file}" if dry_run else f"Next: k25stack check {file}", err=True)
 
 
@@ -107,34 +121,9 @@ def _images(stack: Stack, verify: bool, dry_run: bool) -> None:
 
 
 def _model(stack: Stack, into: Path | None, verify: bool, full: bool, dry_run: bool) -> None:
-    import os
+    from k25stack.cli.fetching import get
 
-    from k25stack.model import hub, obtain
-
-    source = stack.target.source.model_dump(mode="json")
-    place = into or obtain.place(source)
-    if not verify:
-        os.environ["HF_HUB_OFFLINE"] = "0"  # our images say 1: nothing but this command fetches
-
-    def tell(line: str) -> None:
-        say(line, err=True)
-
-    if dry_run:
-        what = f"{source.get('repo') or source.get('package') or source.get('path') or source['kind']}"
-        if source["kind"] == "hub" and not verify:
-            found = hub.listing(source["repo"], source["revision"])
-            what += f"@{found.revision}: {len(found.files)} files, {found.bytes / 1e9:.1f} GB"
-        say(f"{'verify' if verify else 'fetch'} {what} -> {place}")
-        return
-    if verify:
-        done = obtain.inspect(source, place, tell, full)
-    else:
-        done = obtain.obtain(source, stack.target.name, place, tell)
-    for name, digest in done.code.items():
-        say(f"{digest}  {name}")
-    if done.code:
-        say(f"{len(done.code)} Python files above are run by the engines (trust-remote-code): read them once", err=True)
-    say(f"{stack.target.name}: {done.directory}: {done.bytes / 1e9:.1f} GB, {done.how}")
+    get(stack.target.source.model_dump(mode="json"), stack.target.name, into, verify, full, dry_run)
 
 
 def pin(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import typer
 import typer.core
 import typer.main
 
+from k25stack.cli import start
 from k25stack.cli.output import say
 from k25stack.errors import HostError, K25Error
 
@@ -47,6 +49,8 @@ VERBS = {
 class Verbs(typer.core.TyperGroup):
     """A group that knows its commands by name and imports one when it is called."""
 
+    words: Sequence[str] = ()  # what follows the verb
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name, verb in VERBS.items() if (HERE / f"{verb.module}.py").exists()]
 
@@ -60,12 +64,14 @@ class Verbs(typer.core.TyperGroup):
             single.command(cmd_name)(found)
             found = single
         found.rich_markup_mode = None  # plain help everywhere: rich alone takes longer to load than the rest
-        return typer.main.get_command(found)
+        narrow = start.narrowed(found, self.words)
+        return typer.main.get_command(found) if narrow is None else typer.main.get_group(narrow)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = dict.fromkeys(self.list_commands(ctx))  # type: ignore[assignment]  # names to suggest
         if args[0] == "doctor":
             args = ["check", "host", *args[1:]]
+        self.words = args[1:]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -112,6 +118,7 @@ def root(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    start.prepare()
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in own

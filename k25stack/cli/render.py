@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +52,11 @@ class Asked:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Leave garbage alone while the stack's many classes are made: a tenth of a call this short would go into it."""
+    """Leave garbage alone while the stack's many classes are made, and what is left when the process ends.
+
+    A tenth of a call this short would go into looking for it.
+    """
+    atexit.register(gc.freeze)
     was = gc.isenabled()
     gc.disable()
     try:
@@ -59,6 +64,14 @@ def without_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def warn_unpinned(profiles: Mapping[str, Profile]) -> None:
+    """Say plainly which drafts no commit decides."""
+    from k25stack.stack.serving import unpinned_drafts
+
+    for line in unpinned_drafts(profiles):
+        typer.echo(f"warning: {line}", err=True)
 
 
 def render_command(asked: Asked, as_json: bool) -> tuple[str, list[Finding]]:
@@ -77,6 +90,8 @@ def render_command(asked: Asked, as_json: bool) -> tuple[str, list[Finding]]:
     if not draft and profile.speculative and draft_name(profile) is None:
         draft = "DRAFT"
         typer.echo("DRAFT stands for the directory that the package step makes (--draft)", err=True)
+    if not asked.draft:
+        warn_unpinned({asked.profile or stack.serving.default: profile})
     launch = launch_of(stack, profile, model=model or None, draft=draft or None, port=asked.port or None)
     engine = engines.get(profile.engine)
     argv, env = engine.argv(profile, launch), engine.env(profile, launch)
@@ -104,10 +119,11 @@ def _as_json(
 def render_compose(asked: Asked, out: Path | None, check: Path | None) -> None:
     """The whole compose file with all that it mounts: printed, written below ``out``, or compared (exit 4)."""
     from k25stack.errors import DriftError, UsageError
-    from k25stack.jobs.composefile import compose_files, differences, layout, write_tree
+    from k25stack.jobs.composefile import compose_files, containers, differences, layout, write_tree
     from k25stack.stack import load_stack
 
     stack = load_stack(asked.file)
+    warn_unpinned(containers(stack))
     source = asked.file.resolve()
     files = compose_files(stack, f"{source.parent.name}/{source.name}")
     place = out or check
@@ -146,6 +162,8 @@ def render_job(asked: Asked) -> tuple[str, list[Finding]]:
     if asked.step:
         return form(_step(stack, asked), asked.to), []
     profile = stack.profile(asked.profile or None)
+    if not asked.draft:
+        warn_unpinned({asked.profile or stack.serving.default: profile})
     return form(_profile(stack, profile, asked), asked.to), findings(profile.engine, profile.version, profile.argv)
 
 

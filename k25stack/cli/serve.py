@@ -50,6 +50,7 @@ def serve(
         site, choose(site, profile, target=target, draft=draft, image=image, port=port, monitoring=monitoring)
     )
     say(choice.told(), err=True)
+    _warn(site, choice)
     if dry_run:
         say(f"Next: k25stack serve {stack} {choice.profile}", err=True)
         return
@@ -82,6 +83,7 @@ def promote(
     port = current.port if current else 0
     watched = current is not None and current.monitoring
     candidate = prove(site, choose(site, name, target=target, draft=draft, image=image, port=port, monitoring=watched))
+    _warn(site, candidate)
     if dry_run:
         say(f"would try {candidate.told()}", err=True)
         say(f"Next: k25stack serve promote {stack} {name}", err=True)
@@ -162,6 +164,15 @@ def _site(stack: Path) -> Site:
     loaded = load_stack(stack)
     require_docker()
     return Site(Workspace(Path()), loaded, str(stack))
+
+
+def _warn(site: Site, choice: Choice) -> None:
+    """Say plainly that nothing decides which draft of a hub this is."""
+    from k25stack.stack.serving import unpinned_drafts
+
+    if choice.hub_draft:
+        for line in unpinned_drafts({choice.profile: site.stack.profile(choice.profile)}):
+            say(f"warning: {line}", err=True)
 
 
 def _agree(site: Site, choice: Choice, yes: bool, ask: bool = False) -> None:

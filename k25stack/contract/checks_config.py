@@ -16,6 +16,7 @@ from k25stack.draft.spellings import ARCHITECTURE
 MODEL_TYPES = {"llama": {"llama"}, "mla": {"deepseek_v3", "deepseek_v2"}}
 # vLLM takes a deepseek_v3 draft for a multi-token-prediction module and stops (seen: 0.32.0).
 VLLM_MLA = {"deepseek_v2"}
+T8 = "norm_before_residual"  # the trap
 
 
 def architecture(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
@@ -93,16 +94,27 @@ def mathematics(facts: DraftFacts, rules: EngineRules, question: Question) -> It
             "C7",
             rules.label,
             Verdict.FAIL,
-            f"{name} is {asked!r}; {rules.engine} {rules.judged_as} computes {' or '.join(map(repr, values))}",
+            f"{name} is {asked!r}; {rules.engine} {rules.judged_as} computes {' or '.join(map(repr, values))}"
+            + (" (trap T8)" if name == T8 else ""),
             {name: asked, "computed": values},
-            f"train with {name} {values[0]!r}; it cannot be folded into the weights",
+            f"train with {name} {values[0]!r}; it cannot be folded into the weights"
+            + (" (vLLM computes it)" if name == T8 else ""),
             rules.source,
         )
-    for check in sliding(facts, rules):
+    for check in (*older_word(facts, rules, layout), *sliding(facts, rules)):
         wrong = True
         yield check
     if not wrong:
         yield Check("C7", rules.label, Verdict.PASS, "all switches are computed as written")
+
+
+def older_word(facts: DraftFacts, rules: EngineRules, layout: str) -> Iterator[Check]:
+    """``use_aux_norm`` is SGLang's older word for fc_norm; what does not read it leaves the norms out in silence."""
+    reads = rules.engine == "sglang" and True in rules.computed(layout)["fc_norm"]
+    if facts.config.get("use_aux_norm") and not facts.config.get("fc_norm") and not reads:
+        message = f"use_aux_norm is on; {rules.engine} {rules.judged_as} does not read it: fc gets the raw states"
+        fix = 'write "fc_norm": true, and the norms as fc_norm.0, fc_norm.1, fc_norm.2'
+        yield Check("C7", rules.label, Verdict.FAIL, message, {"use_aux_norm": True}, fix, rules.source)
 
 
 def sliding(facts: DraftFacts, rules: EngineRules) -> Iterator[Check]:

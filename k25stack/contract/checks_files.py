@@ -11,9 +11,11 @@ from k25stack.contract.finding import Check, Verdict
 from k25stack.contract.rules import EngineRules
 from k25stack.draft.provenance import CONFIG, PROVENANCE, WEIGHTS, states_meta
 from k25stack.draft.vocab import vocab_hash
+from k25stack.draft.weightfile import INDEX
 from k25stack.files import sha256_file
 
 GROUP = "files"
+LOADERS = "sglang srt/model_loader/weight_utils.py, vllm model_executor/model_loader/weight_utils.py"
 
 
 def readable(facts: DraftFacts, question: Question) -> Iterator[Check]:
@@ -36,7 +38,11 @@ def readable(facts: DraftFacts, question: Question) -> Iterator[Check]:
             {"files": facts.pickles},
             "remove them or convert to safetensors: a pickle can run code when it is loaded",
         )
-    if not any(problems.values()) and not facts.pickles:
+    if facts.unlisted:
+        message = f"weight files that the index leaves out, so no engine reads them (trap T2): {facts.unlisted[0]}"
+        evidence = {"unlisted": facts.unlisted, "index": INDEX}
+        yield Check("C0", GROUP, Verdict.FAIL, message, evidence, f"remove the file, or the stale {INDEX}", LOADERS)
+    if not any(problems.values()) and not facts.pickles and not facts.unlisted:
         names = {"config": CONFIG, "weights": [file.path.name for file in facts.files]}
         yield Check("C0", GROUP, Verdict.PASS, "config and weights can be read", names)
 

@@ -62,19 +62,32 @@ def judge_path(
     shown["captured"] = seen
     wanted = canonical(facts, question)
     shown["canonical"] = wanted
+    fix = to_write(key or keys[0], wanted, rules, family) if wanted else ""
     assert facts.spec is not None
     if seen != sorted(set(seen)) or len(seen) != facts.spec.aux:
-        return result(Verdict.FAIL, f"{seen} is not {facts.spec.aux} rising layers", "write one rising id per state")
+        message = f"{seen} is not {facts.spec.aux} rising layers"
+        return result(Verdict.FAIL, message, fix or "write one rising id per state")
     if seen[0] < 1 or (layers is not None and seen[-1] > layers - (0 if rules.captures_last_output else 1)):
-        return result(Verdict.FAIL, f"{seen} cannot be captured from {layers or 'these'} layers", "choose inner layers")
+        message = f"{seen} cannot be captured from {layers or 'these'} layers"
+        return result(Verdict.FAIL, message, fix or "choose inner layers")
     if wanted is None:
         fix = "give the canonical ids with --layers, or write k25stack.json"
         return result(Verdict.UNKNOWN, f"{seen}, but nobody says what it was trained on", fix)
     if seen != wanted:
-        fix = f"write lists that make it capture {wanted}: k25stack packages and converts so"
         guessed = "" if key else " by default, since no list is read"
         return result(Verdict.FAIL, f"{seen}{guessed}, trained on {wanted} (traps T6, T7)", fix)
     return result(Verdict.PASS, f"{seen} as trained")
+
+
+def to_write(key: str, wanted: Sequence[int], rules: EngineRules, family: str) -> str:
+    """The list that makes this engine capture ``wanted``, as it stands in config.json."""
+    shift = rules.shift_of(family or FAMILIES[0])
+    fitting = [ids for ids in (list(wanted), [layer - 1 for layer in wanted]) if shift(ids) == list(wanted)]
+    if not fitting:
+        return f"no list captures {list(wanted)} here: serve it with vLLM, or train on layers from 2 on"
+    outer, dot, inner = key.rpartition(".")
+    text = f'"{inner}": {fitting[0]}'
+    return f'write "{outer}": {{{text}}}' if dot else f"write {text}"
 
 
 def first_list(config: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, Any]:

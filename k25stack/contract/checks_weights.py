@@ -22,6 +22,12 @@ def names_and_shapes(facts: DraftFacts, rules: EngineRules, question: Question) 
         yield Check("C2", rules.label, Verdict.UNKNOWN, "not judged: the architecture is not known to this engine")
         return
     spec, config = facts.spec, facts.config
+    count = config.get("num_hidden_layers")
+    if type(count) is int and count > 1 and "num_hidden_layers" not in rules.computed(layout):
+        message = f"not judged: a draft of {count} layers; {rules.engine} has a place for each, the tables here for one"
+        yield Check("C2", rules.label, Verdict.UNKNOWN, message, {"num_hidden_layers": count},
+                    "compare its names with the loader", rules.source)  # fmt: skip
+        return
     expected, problem = attempt(lambda: expected_tensors(spec, config, rules, layout), {})
     if problem:
         yield Check("C2", rules.label, Verdict.FAIL, problem, {}, "complete the config", rules.source)

@@ -98,7 +98,8 @@ def judged(row: Row, group: str, facts: DraftFacts, judge: Callable[[], Iterator
         "weights": facts.weights_problem,
         "maps": facts.map_problem,
     }
-    if reasons := [problems[need] for need in row.needs if problems[need]]:
-        yield Check(row.id, group, Verdict.UNKNOWN, f"not judged: {reasons[0]}")
+    if unread := [need for need in row.needs if problems[need]]:
+        what = {"spec": "the sizes in config.json", "config": "config.json"}.get(unread[0], f"the {unread[0]}")
+        yield Check(row.id, group, Verdict.UNKNOWN, f"not judged: {what} cannot be read (C0 says why)")
     else:
         yield from judge()

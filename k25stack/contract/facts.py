@@ -16,7 +16,7 @@ from k25stack.draft.provenance import CONFIG, PROVENANCE
 from k25stack.draft.sizes import sizes_from_config
 from k25stack.draft.spec import DraftSpec
 from k25stack.draft.target import TargetFacts, read_object
-from k25stack.draft.weightfile import WeightFile
+from k25stack.draft.weightfile import WeightFile, open_weights
 from k25stack.errors import K25Error
 from k25stack.model.tensorfile import TensorInfo
 
@@ -35,6 +35,7 @@ class DraftFacts:
     files: list[WeightFile] = field(default_factory=list)
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     weights_problem: str = ""
+    unlisted: list[str] = field(default_factory=list)  # weight files that the index leaves out
     pickles: list[str] = field(default_factory=list)
     d2t: array[int] | None = None
     t2d: bytes | None = None
@@ -75,9 +76,11 @@ def gather(directory: Path) -> DraftFacts:
     else:
         values["spec_problem"] = values["config_problem"]
     values["pickles"] = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
-    paths = sorted(directory.glob("*.safetensors"))
-    files, problem = attempt(lambda: [WeightFile.open(path) for path in paths], [])
-    values["weights_problem"] = problem or ("" if paths else "no *.safetensors file")
+    files, problem = attempt(lambda: open_weights(directory), [])
+    values["weights_problem"] = problem or ("" if files else "no *.safetensors file")
+    read = {file.path.name for file in files}
+    found = sorted(path.name for path in directory.glob("*.safetensors") if not path.name.startswith("."))
+    values["unlisted"] = [name for name in found if files and name not in read]
     values["files"], values["tensors"] = files, {}
     for file in files:
         if twice := sorted(set(file.tensors) & set(values["tensors"])):

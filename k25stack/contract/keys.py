@@ -96,7 +96,8 @@ def expected_tensors(
     computed = rules.computed(layout)
     if switch(config, "norm_before_fc") and True in computed["norm_before_fc"]:
         optional["input_norm.weight"] = (spec.aux_width,)
-    if (config.get("fc_norm") or config.get("use_aux_norm")) and True in computed["fc_norm"]:
+    older = rules.engine == "sglang" and config.get("use_aux_norm")  # SGLang's older word, which no other engine reads
+    if (config.get("fc_norm") or older) and True in computed["fc_norm"]:
         optional |= {f"fc_norm.{index}.weight": (spec.hidden,) for index in range(spec.aux)}
     if config.get("bias") and True in computed["bias"]:
         optional["fc.bias"] = (spec.hidden,)

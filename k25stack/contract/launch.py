@@ -11,6 +11,7 @@ L4    deprecated option                            L31   states of the last laye
 L5    dead option (T10)                            L40   code of an unpinned model
 L6    word too many or too few                     L41   an API open to every interface
 L7    option given twice                           L42   a key on the command line
+L8    a --config file that cannot be read
 L10   EAGLE with an EAGLE-3 draft (T1)             L43   version below the security floor
 L11   speculation capped at 48 requests (T9)       L44   ``serve`` said twice
 L12   steps, topk and draft tokens disagree        L45   small shared memory
@@ -32,8 +33,9 @@ from functools import cached_property
 
 from k25stack.contract import launch_draft, launch_gpu, launch_options, launch_safety
 from k25stack.contract.finding import Check, Result, Verdict
-from k25stack.engines.catalogue import catalogue
-from k25stack.engines.command import Command, read_command
+from k25stack.engines.catalogue import Catalogue, catalogue
+from k25stack.engines.command import Command, read_command, typed
+from k25stack.engines.configfile import Expanded, expanded
 from k25stack.engines.facts import LaunchFacts, launch_facts
 from k25stack.engines.scan import Scan, scan
 from k25stack.engines.versions import version_key
@@ -59,11 +61,23 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def line(self) -> Scan:
-        known = catalogue(self.engine, self.version)
-        if known is None:
+    def known(self) -> Catalogue:
+        found = catalogue(self.engine, self.version)
+        if found is None:
             raise UsageError(f"no option catalogue for {self.engine}", where="check", remedy="sglang or vllm")
-        return scan(known, self.command.words)
+        return found
+
+    @cached_property
+    def config(self) -> Expanded:
+        """The words with those of a ``--config`` file among them."""
+        return expanded(self.known, self.command.words)
+
+    @cached_property
+    def line(self) -> Scan:
+        found = scan(self.known, self.config.words)
+        if self.config.problem:  # the file may hold what the line lacks
+            found.refusals = [one for one in found.refusals if one.kind != "required"]
+        return found
 
     @cached_property
     def facts(self) -> LaunchFacts:
@@ -95,6 +109,7 @@ def check_launch(launch: Launch) -> tuple[Check, ...]:
 
 def is_launch(words: Sequence[str]) -> bool:
     """Whether the words are a command line and not targets: an option among them, or a program that starts servers."""
+    words = typed(words)
     return any(word.startswith("-") for word in words) or bool(read_command(words).launcher)
 
 
@@ -103,7 +118,7 @@ def check_argv(words: Sequence[str], engine: str = "", gpu: str = "", nccl: str 
 
     Raises UsageError when no engine or version is known, or when the two contradict.
     """
-    command = read_command(words)
+    command = read_command(words := typed(words))
     named, _, version = engine.partition("@")
     if named and command.engine and named != command.engine:
         raise UsageError(f"a launch of {command.engine}, not of {named}", where="--engine", remedy="leave it out")

@@ -125,7 +125,18 @@ def draft_given(launch: Launch) -> Iterator[Check]:
         message = "the method is guessed from the letters of the draft's path"
         fix = 'write "method":"eagle3" into --speculative-config'
         yield launch.finding("L14", Verdict.WARN, message, {"model": draft}, fix, "vllm config/speculative.py")
-    if launch.engine == "vllm" and draft and facts.get("steps") is None:
+    if launch.engine == "vllm" and not isinstance(facts.get("speculative", {}), dict | str | None):  # L3 told of a text
+        message = f"bad value: --speculative-config {facts.get('speculative')!r} is no JSON object"
+        fix = 'give {"method":"eagle3","model":"DIR","num_speculative_tokens":3}'
+        evidence = {"speculative-config": facts.get("speculative")}
+        yield launch.finding("L3", Verdict.FAIL, message, evidence, fix, "vllm config/speculative.py")
+    steps = facts.get("steps")
+    if launch.engine == "vllm" and steps is not None and (type(steps) is not int or steps < 1):
+        message = f'bad value: "num_speculative_tokens" is {steps!r}'
+        evidence = {"num_speculative_tokens": steps}
+        yield launch.finding("L3", Verdict.FAIL, message, evidence, "give a whole number, 3",
+                             "vllm config/speculative.py")  # fmt: skip
+    if launch.engine == "vllm" and draft and steps is None:
         message = "draft tokens do not add up: the number per round is not given"
         fix = 'write "num_speculative_tokens":3 into --speculative-config'
         yield launch.finding("L12", Verdict.FAIL, message, {"model": draft}, fix, "vllm config/speculative.py")
@@ -196,7 +207,8 @@ def _vllm_extraction(launch: Launch) -> Iterator[Check]:
     facts = launch.facts
     config = facts.get("speculative", {})
     model = config.get("draft_model_config") if isinstance(config, dict) else None
-    ids = (model.get("hf_config") or {}).get("eagle_aux_hidden_state_layer_ids") if isinstance(model, dict) else None
+    inner = model.get("hf_config") if isinstance(model, dict) else None
+    ids = inner.get("eagle_aux_hidden_state_layer_ids") if isinstance(inner, dict) else None
     if not ids:
         message = "no layer ids: extract_hidden_states stops without them"
         fix = 'write "draft_model_config":{"hf_config":{"eagle_aux_hidden_state_layer_ids":[2,30,58]}}'

@@ -1,4 +1,4 @@
-"""L0 to L7: the words of a launch line against the option catalogue of its version."""
+"""L0 to L8: the words of a launch line against the option catalogue of its version."""
 
 from __future__ import annotations
 
@@ -93,4 +93,13 @@ def repeated(launch: Launch) -> Iterator[Check]:
         yield launch.finding("L7", Verdict.WARN, message, {"values": words}, "keep one", launch.line.known.source)
 
 
-RULES = (version, refused, outdated, repeated)
+def config_file(launch: Launch) -> Iterator[Check]:
+    """L8: a file of options that the engine refuses or passes over, or that does not lie here."""
+    found = launch.config
+    if found.problem:
+        verdict = Verdict.FAIL if found.refused else Verdict.UNKNOWN
+        evidence = {"words": [word for word in launch.command.words if word.startswith("--config")]}
+        yield launch.finding("L8", verdict, found.problem, evidence, found.remedy, launch.known.source)
+
+
+RULES = (version, refused, outdated, repeated, config_file)

@@ -10,11 +10,11 @@ from typing import Any
 
 from k25stack.contract.finding import Check, Verdict
 from k25stack.engines.info import clean_text
-from k25stack.errors import HostError
+from k25stack.errors import HostError, UsageError
 from k25stack.speculation.verdicts import convert_old_accept_rate
 
 GROUP = "log"
-MAX_LINES = 2_000_000
+LONGEST_LINE = 1 << 16  # characters
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ MARKERS = (
         "vllm gpu_model_runner.py, vllm PR #50170",
     ),
 )
-OLD_RATE = re.compile(r"accept len: ([\d.]+), accept rate: ([\d.]+)")
+OLD_RATE = re.compile(r"accept len: (\d+(?:\.\d+)?), accept rate: (\d+(?:\.\d+)?)")
 
 
 def check_log(path: Path, draft_tokens: int | None = None) -> Iterator[Check]:
@@ -83,9 +83,14 @@ def check_log(path: Path, draft_tokens: int | None = None) -> Iterator[Check]:
 
 
 def read(path: Path) -> list[str]:
+    """The lines of a log that anything here looks at.  Raises HostError when it cannot be read."""
+    wanted = (*(marker.text for marker in MARKERS), "accept rate: ")
+    if path.exists() and not path.is_file():
+        raise HostError("no file", where=str(path), remedy="give the server's log file")
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return [line for _, line in zip(range(MAX_LINES), file, strict=False)]
+            lines = iter(lambda: file.readline(LONGEST_LINE), "")
+            return [line for line in lines if any(text in line for text in wanted)]
     except OSError as error:
         raise HostError(error.strerror or str(error), where=str(path), remedy="give the server's log file") from None
 
@@ -102,7 +107,7 @@ def old_rates(lines: Iterable[str], draft_tokens: int | None) -> Iterator[Check]
     pairs = [(float(match[1]), float(match[2])) for line in lines if (match := OLD_RATE.search(line))]
     if not pairs:
         return
-    rows = [draft_tokens] if draft_tokens else list(range(2, 18))
+    rows = [draft_tokens] if draft_tokens and draft_tokens > 1 else list(range(2, 18))
     kind: dict[str, Any] = {}
     for row in rows:
         old = all(abs(rate - length / row) <= 0.011 for length, rate in pairs)
@@ -115,7 +120,10 @@ def old_rates(lines: Iterable[str], draft_tokens: int | None) -> Iterator[Check]
     if not kind:
         return
     length, rate = pairs[-1]
-    converted = convert_old_accept_rate(rate, kind["draft_tokens"])
+    try:
+        converted = convert_old_accept_rate(rate, kind["draft_tokens"])
+    except UsageError:
+        return  # rounded too far to be one of the old definition
     evidence = {**kind, "printed": rate, "accept_length": length, "accept_rate": round(converted.accept_rate, 4)}
     message = (
         f"the printed accept rate {rate:.2f} is of the old definition: {converted.accept_rate:.2f} of the proposed "

@@ -20,6 +20,7 @@ from k25stack.host.nccl_env import data
 
 GROUP = "nccl"
 SOURCE = "NCCL {version} src/graph/paths.cc, src/graph/tuning.cc, src/misc/param.cc"
+COUNT = re.compile(r"[0-9]{1,9}")
 DEBUG = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
 # Read by PyTorch, not by NCCL.
 ELSEWHERE = ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG")
@@ -209,7 +210,8 @@ def _conflicts(env: Mapping[str, str], known: NcclFacts, group: str) -> Iterator
         yield says(Verdict.WARN, "NCCL_P2P_DISABLE=1 overrides NCCL_P2P_LEVEL", ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
                    "keep one of the two")  # fmt: skip
     for low, high in (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
-        if env.get(low, "").isdigit() and env.get(high, "").isdigit() and int(env[low]) > int(env[high]):
+        counts = [int(env[name]) for name in (low, high) if COUNT.fullmatch(env.get(name, ""))]
+        if len(counts) == 2 and counts[0] > counts[1]:
             yield says(Verdict.FAIL, f"{low} is above {high}", (low, high), "swap them")
     lists = ("NCCL_ALGO", "NCCL_PROTO")
     if any(list_problem(name, env[name], known) for name in lists if name in env):

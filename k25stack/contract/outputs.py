@@ -27,6 +27,7 @@ from k25stack.errors import HostError, K25Error, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from k25stack.bench.prompts import PromptSet
     from k25stack.reference.target import Target
 
 GROUP = "outputs"
@@ -59,7 +60,7 @@ def sanity(found: Probe) -> Iterator[Check]:
         yield Check("U7", GROUP, Verdict.PASS, f"{judged} outputs look like text", evidence)
 
 
-def lossless(found: Probe, baseline: str | None, target: Path | None, ask: Ask) -> Iterator[Check]:
+def lossless(found: Probe, baseline: str | None, target: Path | None, ask: Ask, prompts: PromptSet) -> Iterator[Check]:
     """U6, for a server that speculates; nothing to say without a baseline or a target."""
     total = found.total()
     if total is None or (baseline is None and target is None):
@@ -67,7 +68,7 @@ def lossless(found: Probe, baseline: str | None, target: Path | None, ask: Ask) 
     loaded, problem = load(target)
     try:
         if baseline is not None:
-            yield compared(found, probe(require_url(baseline), ask), loaded, problem)
+            yield compared(found, probe(require_url(baseline), ask, prompts), loaded, problem)
         elif loaded is not None and target is not None:
             yield rescored(found, loaded, target)
         else:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from k25stack import engines
 from k25stack.bench.prompts import PromptSet, from_samples, questions
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from k25stack.bench.records import Prompt
 
 MAX_TOKENS = 256
-UNCOUNTED = 8  # requests to a server without speculative counters
+UNCOUNTED = 8  # requests to a server without speculative counters, or without an answer
+MIN_WAIT_S = 60.0  # for a reply, beyond the time that was given to the whole
 SETTLE_S = 0.05  # between two readings of metrics that must agree before a request counts as over
+SETTLES = 40  # readings after which they are said to be moved by other requests
+SLACK_TOKENS = 16  # by which metrics may count more tokens than a reply holds before it was not alone
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Probe:
     errors: tuple[str, ...] = ()
     recorded: bool = False  # the prompts are those of a prediction
     decode: dict[str, Any] = field(default_factory=dict)
+    disturbed: int = 0  # requests that could not be counted, since others ran beside them
 
     @property
     def per_prompt(self) -> list[RoundCounts]:
@@ -106,12 +111,12 @@ def prompts_for(ask: Ask) -> PromptSet:
     return replace(found, prompts=tuple(rendered))
 
 
-def probe(url: str, ask: Ask) -> Probe:
+def probe(url: str, ask: Ask, prompts: PromptSet) -> Probe:
     """Find out what the server is and ask it.  Raises HostError when nobody answers, UsageError for no known engine."""
     from k25stack.bench.ondemand import detect
 
     name = detect(url)
-    return asyncio.run(_Prober(url.rstrip("/"), name, ask).run(prompts_for(ask)))
+    return asyncio.run(_Prober(url.rstrip("/"), name, ask).run(prompts))
 
 
 class _Prober:
@@ -119,7 +124,7 @@ class _Prober:
         self.url, self.engine, self.ask = url, engines.get(name), ask
         self.answers: list[Answer] = []
         self.errors: list[str] = []
-        self.seen = 0
+        self.seen = self.disturbed = 0
         self.until = time.monotonic() + ask.seconds
 
     async def run(self, prompts: PromptSet) -> Probe:
@@ -144,11 +149,13 @@ class _Prober:
             await asyncio.gather(*(slot() for _ in range(slots)))
         return Probe(
             self.engine.name, model, facts, tuple(self.answers), tuple(self.errors),
-            self.ask.samples is not None, {"temperature": 0.0, "max_tokens": tokens},
+            self.ask.samples is not None, {"temperature": 0.0, "max_tokens": tokens}, self.disturbed,
         )  # fmt: skip
 
     def more(self) -> bool:
-        """Whether another request tells anything: a server that does not speculate is asked a few."""
+        """Whether another request tells anything: one that does not speculate, or answers nothing, is asked a few."""
+        if not self.answers and len(self.errors) >= UNCOUNTED:
+            return False
         counted = any(answer.rounds is not None for answer in self.answers)
         return self.seen < self.ask.rounds if counted else len(self.answers) < UNCOUNTED
 
@@ -166,15 +173,19 @@ class _Prober:
     async def metrics(self, client: Client) -> Counters:
         return self.engine.counters(await client.text(self.engine.metrics_path))
 
-    async def settled(self, client: Client) -> Counters:
-        """Metrics that no longer change: engines add them up a moment after the reply."""
+    async def settled(self, client: Client) -> Counters | None:
+        """Metrics that no longer change: engines add them up a moment after the reply.
+
+        None where they do not come to rest, since others use the server.
+        """
         last = await self.metrics(client)
-        while True:
+        for _ in range(SETTLES):
             await asyncio.sleep(SETTLE_S)
             now = await self.metrics(client)
             if now == last:
                 return now
             last = now
+        return None
 
     async def one(self, client: Client, prompt: Prompt, model: str, tokens: int, alone: bool) -> None:
         before = await self.settled(client) if alone else None
@@ -182,17 +193,30 @@ class _Prober:
             reply = await self.post(client.session, prompt, model, tokens)
             choice, completion = read(reply)
             rounds = self.engine.request_counters(reply)
+            if alone:
+                rounds = self.counted(before, before and await self.settled(client), completion)
         except (OSError, ValueError, TimeoutError, RecursionError, UsageError) as error:
             self.errors.append(f"{prompt.key}: {str(error) or type(error).__name__}")
             return
-        if alone and before is not None:
-            rounds = from_metrics((await self.settled(client)).since(before), completion)
         self.seen += rounds.verify_calls if rounds else 0
         ids, text, finish = choice["token_ids"], choice["text"], choice["finish_reason"]
         self.answers.append(Answer(prompt.key, prompt.cluster, prompt.ids, text, ids, finish, rounds))
 
+    def counted(self, before: Counters | None, after: Counters | None, completion: int | None) -> RoundCounts | None:
+        """Rounds of one request from the metrics around it; None where others ran beside it.
+
+        Raises UsageError when the counters contradict each other or go backwards.
+        """
+        difference = after.since(before) if before and after else None
+        if difference is None or difference.generated_tokens > (completion or 0) + SLACK_TOKENS:
+            self.disturbed += 1
+            return None
+        return from_metrics(difference, completion)
+
     async def post(self, connections: aiohttp.ClientSession, prompt: Prompt, model: str, tokens: int) -> dict[str, Any]:
         import aiohttp
+
+        from k25stack.bench.client import whole_body
 
         body: dict[str, Any] = {"model": model, "max_tokens": tokens, "temperature": 0.0, "return_token_ids": True}
         body |= self.engine.request_options()
@@ -201,10 +225,10 @@ class _Prober:
         native = native_request(self.engine.name, prompt.ids, tokens)
         if native is not None:
             path, body = native
-        limit = aiohttp.ClientTimeout(total=600)
+        limit = aiohttp.ClientTimeout(total=max(MIN_WAIT_S, self.until - time.monotonic() + MIN_WAIT_S))
         try:
             async with connections.post(self.url + path, json=body, timeout=limit) as response:
-                text = await response.text()
+                text = await whole_body(response)
         except aiohttp.ClientError as error:
             raise OSError(str(error) or type(error).__name__) from None
         if response.status != 200:
@@ -255,6 +279,11 @@ def served_k(rounds: RoundCounts) -> int:
 
 def require_url(text: str) -> str:
     """Raise UsageError for what is no http address."""
-    if not text.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(text)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65,535, half a bracket
+        right = False
+    if not right:
         raise UsageError("not an http address", where=text, remedy="as http://127.0.0.1:30000")
     return text

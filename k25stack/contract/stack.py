@@ -1,8 +1,8 @@
-"""Checks of a stack file: it loads, and every profile's launch line holds against its engine version and its card."""
+"""Checks of a stack file: it loads, its pins pin, and every profile's launch line holds against its engine and card."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,13 @@ MADE = "/run/{}"  # stands for a directory that a run makes
 def check_stack(path: Path, profile: str = "", gpu: str = "", nccl: str = "") -> Result:
     """Judge a stack file, or one profile of it, for its own card or for ``gpu``.
 
-    Raises UsageError when there is no such profile or card.
+    Raises UsageError when there is no such file, profile or card.
     """
     from k25stack.contract.launch import gpu_name, require_version
     from k25stack.stack import load_stack
 
+    if not path.is_file():
+        raise UsageError("no such stack file", where=str(path), remedy="k25stack stack new makes one")
     try:
         stack = load_stack(path)
     except StackError as error:
@@ -33,9 +35,34 @@ def check_stack(path: Path, profile: str = "", gpu: str = "", nccl: str = "") ->
     card = gpu_name(gpu or stack.host.compute_capability or "")
     checks = [Check("S1", "file", Verdict.PASS, "loads", {"name": stack.name})]
     chosen = {profile: stack.profile(profile)} if profile else stack.serving.profiles
+    checks.extend(pins(stack, chosen))
     for name, one in chosen.items():
         checks.extend(profile_checks(stack, name, one, card, nccl))
     return Result(str(path), "stack", tuple(checks))
+
+
+def pins(stack: Stack, profiles: Mapping[str, Profile]) -> Iterator[Check]:
+    """S3: does a commit decide what a hub gives for the target and for the drafts of these profiles?"""
+    from k25stack.model.hub import is_commit
+    from k25stack.stack.serving import how_to_pin
+
+    source = "a branch or tag can be moved, a commit cannot"
+    hub = stack.target.source
+    if hub.kind == "hub":
+        pinned = is_commit(hub.revision)
+        message = f"the target {hub.repo} is {'pinned' if pinned else 'not pinned'}"
+        fix = "" if pinned else "write a commit as target.source.revision; `k25stack stack fetch STACK -n` asks the hub"
+        verdict = Verdict.PASS if pinned else Verdict.WARN
+        yield Check("S3", "file", verdict, message, {"revision": hub.revision}, fix, source)
+    for name, profile in profiles.items():
+        speculative = profile.speculative
+        if speculative is None or not speculative.hub_draft:
+            continue
+        evidence = {"draft": speculative.hub_draft, "draft_revision": speculative.draft_revision}
+        if speculative.unpinned:
+            yield Check("S3", name, Verdict.WARN, speculative.unpinned, evidence, how_to_pin(name), source)
+        else:
+            yield Check("S3", name, Verdict.PASS, f"the draft {speculative.hub_draft} is pinned", evidence, "", source)
 
 
 def profile_checks(stack: Stack, name: str, profile: Profile, gpu: str, nccl: str) -> Iterator[Check]:

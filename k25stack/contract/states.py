@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.contract import states_head, states_text
+from k25stack.contract import states_head, states_text, states_values
 from k25stack.contract.facts import attempt
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.draft.provenance import PROVENANCE
@@ -91,6 +91,16 @@ def whole(facts: StatesFacts) -> Iterator[Check]:
     yield Check("D1", GROUP, Verdict.PASS, depth, told)
 
 
+def values(facts: StatesFacts) -> Iterator[Check]:
+    """D1: states are numbers, ids are tokens of the target."""
+    found, problem = attempt(
+        lambda: list(states_values.numbers(facts.directory, facts.manifest, facts.question.deep)), []
+    )
+    yield from found or [Check("D1", GROUP, Verdict.FAIL, problem, {}, REMEDY)]
+    target = TargetFacts.read(facts.question.target) if facts.question.target else None
+    yield from states_values.tokens(facts.texts, target.vocab if target else None)
+
+
 def layers(facts: StatesFacts) -> Iterator[Check]:
     """D2: width 3H and the canonical layers, those of the draft and the target."""
     meta = facts.manifest.meta
@@ -164,4 +174,4 @@ def amount(facts: StatesFacts) -> Iterator[Check]:
     yield from states_text.epochs(facts.record)
 
 
-TABLE: tuple[Judge, ...] = (whole, layers, one_origin, last_norm, text_quality, amount)
+TABLE: tuple[Judge, ...] = (whole, values, layers, one_origin, last_norm, text_quality, amount)

@@ -55,7 +55,7 @@ class Seen:
 def judge(directory: Path, texts: Sequence[Text], recorded: str, target: Path) -> Iterator[Check]:
     """One result.  Raises DamageError or HostError when the target's head cannot be read."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
         raise HostError("the head is asked with torch", remedy="pip install 'k25stack[train]'") from None
     rows, stored, following = states_rows(directory, texts)
@@ -65,6 +65,10 @@ def judge(directory: Path, texts: Sequence[Text], recorded: str, target: Path) -
     head, norm, eps = head_of(target)
     if rows.shape[1] != head.shape[1]:
         message = f"last has width {rows.shape[1]}, the target's head {head.shape[1]}"
+        yield Check("D4", GROUP, Verdict.FAIL, message, {}, "give the target that the states come from")
+        return
+    if int(torch.maximum(stored, following).max()) >= len(head):
+        message = f"tokens beyond the {len(head):,} rows of the target's head"
         yield Check("D4", GROUP, Verdict.FAIL, message, {}, "give the target that the states come from")
         return
     own, unit = look(rows, stored, following, head, norm, eps, recorded), unit_share(rows, norm)

@@ -80,7 +80,7 @@ def parameters(draft: Path | None) -> int | None:
 
 def enough(tokens: int, weights: int | None) -> Iterator[Check]:
     """D7: response tokens of the train split per parameter."""
-    if weights is None:
+    if not weights:
         yield Check("D7", GROUP, Verdict.PASS, f"{tokens:,} response tokens to train on", {"tokens": tokens})
         return
     ratio = tokens / weights

@@ -14,9 +14,10 @@ from k25stack.contract import diagnosis, logs, outputs
 from k25stack.contract.draft import check_draft
 from k25stack.contract.facts import Question
 from k25stack.contract.finding import Check, Result, Verdict
-from k25stack.contract.probe import Ask, Probe, probe, require_url, served_k
+from k25stack.contract.probe import Ask, Probe, probe, prompts_for, require_url, served_k
 from k25stack.draft.provenance import PROVENANCE
 from k25stack.draft.target import TargetFacts, read_object
+from k25stack.engines.info import clean_text
 from k25stack.errors import HostError, UsageError
 from k25stack.speculation import RoundCounts, bootstrap_by_prompt
 from k25stack.speculation.verdicts import ENOUGH_ROUNDS, NOTHING, gap_ratio
@@ -42,13 +43,17 @@ class UrlQuestion:
 
 
 def check_url(url: str, question: UrlQuestion | None = None) -> Result:
-    """Judge a running server.  Raises HostError when nobody answers there."""
+    """Judge a running server.
+
+    Raises HostError when nobody answers there, UsageError for an address, samples or target that are none.
+    """
     asked = question or UrlQuestion()
     ask = Ask(asked.samples, asked.target, asked.max_tokens, asked.rounds, asked.seconds)
+    prompts, shown = prompts_for(ask), clean_text(require_url(url))
     try:
-        found = probe(require_url(url), ask)
+        found = probe(url, ask, prompts)
     except UsageError as error:
-        return Result(url, "url", (Check("U1", GROUP, Verdict.FAIL, str(error), {}, error.remedy),))
+        return Result(shown, "url", (Check("U1", GROUP, Verdict.FAIL, str(error), {}, error.remedy),))
     checks = list(answers(found))
     if found.answers:
         record = record_of(asked.draft)
@@ -57,11 +62,11 @@ def check_url(url: str, question: UrlQuestion | None = None) -> Result:
         log = list(logs.check_log(asked.log, rows(found))) if asked.log else None
         checks += explained(found, acceptance, asked, log)
         checks += outputs.sanity(found)
-        checks += outputs.lossless(found, asked.baseline, asked.target, ask)
+        checks += outputs.lossless(found, asked.baseline, asked.target, ask, prompts)
         checks += log or []
     if asked.kinds:
         checks += requests(url)
-    return Result(url, "url", tuple(checks))
+    return Result(shown, "url", tuple(checks))
 
 
 def requests(url: str) -> Iterator[Check]:
@@ -120,6 +125,13 @@ def accepted(found: Probe, record: Mapping[str, Any], asked: UrlQuestion) -> Ite
                         "give --samples FILE or --target DIR: prompts as token ids are counted",
                         "sglang srt/entrypoints/openai: return_spec_tokens_details came with 0.5.20")  # fmt: skip
             return
+        if found.disturbed:
+            message = (
+                f"others use this server: its metrics could not be told apart by request ({found.disturbed} tries)"
+            )
+            fix = "ask it while nobody else does, or start a second one"
+            yield Check("U2", GROUP, Verdict.UNKNOWN, message, {"disturbed": found.disturbed}, fix)
+            return
         message = "no speculative counters in its replies or metrics: it serves without a draft"
         verdict = Verdict.FAIL if asked.draft is not None or found.facts.algorithm else Verdict.PASS
         yield Check("U2", GROUP, verdict, message, {}, "start it with the draft" if verdict is Verdict.FAIL else "")
@@ -137,6 +149,7 @@ def accepted(found: Probe, record: Mapping[str, Any], asked: UrlQuestion) -> Ite
         "counters": total.as_dict(),
         "k": served_k(total),
         "prompts": len(found.per_prompt),
+        "disturbed": found.disturbed,
         "decode": found.decode,
     }
     shown = f"accept length {length:.3f} [{low:.3f}, {high:.3f}] over {total.verify_calls:,} rounds"

@@ -162,11 +162,12 @@ def fit(function: Mathematics, target: TargetFacts | None, where: str) -> Mathem
 
 
 def target_tokens(target: TargetFacts | None) -> dict[str, Any]:
-    """Token ids as the package step writes them; nothing without a target."""
+    """Token ids as the package step writes them; nothing without a target, or what it does not say."""
     if target is None:
         return {}
     ids = list(target.eos_ids)
-    return {"bos_token_id": target.bos_id, "eos_token_id": ids[0] if len(ids) == 1 else ids or None}
+    said = {"bos_token_id": target.bos_id, "eos_token_id": ids[0] if len(ids) == 1 else ids or None}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def without_identity_map(held: Source, function: Mathematics) -> tuple[Source, bool]:

@@ -15,7 +15,7 @@ from k25stack.draft.sizes import sizes_from_config
 from k25stack.draft.source import spelled
 from k25stack.draft.spec import size
 from k25stack.draft.target import read_object
-from k25stack.draft.weightfile import WeightFile
+from k25stack.draft.weightfile import open_weights
 from k25stack.errors import UsageError
 
 FLOATS = ("BF16", "F16", "F32")
@@ -41,7 +41,7 @@ def inspect_draft(directory: Path) -> dict[str, Any]:
     except UsageError as error:  # figures can be given all the same, if the sizes are there
         function, special = Mathematics(sizes_from_config(config, where)), str(error)
     spec = function.spec
-    files = [WeightFile.open(path) for path in sorted(directory.glob("*.safetensors"))]
+    files = open_weights(directory)
     if not files:
         raise UsageError("no *.safetensors file", where=str(directory), remedy="convert the draft")
     expected = function.tensors()
@@ -96,7 +96,9 @@ def table(report: dict[str, Any]) -> Iterator[str]:
         note = "" if tensor["portable"] else "  (not part of the portable form)"
         yield f"{tensor['name']:{width}}  {tensor['dtype']:5} {shape:>16} {tensor['bytes']:>15,} B{note}"
     on = [name for name, value in report["switches"].items() if value]
-    yield f"format                {report['format']}, {', '.join(report['architectures'] or ['no architecture'])}"
+    named = report["architectures"]
+    told = ", ".join(map(str, named)) if isinstance(named, list) else named
+    yield f"format                {report['format']}, {told or 'no architecture'}"
     yield f"switches              {', '.join(on) or 'none on'}; window {report['window'] or 'none (full attention)'}"
     if report["special"]:
         yield f"not convertible       {report['special']}"

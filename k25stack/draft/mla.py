@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from k25stack.draft.spec import DraftSpec
+from k25stack.draft.spec import LARGEST, DraftSpec
 from k25stack.errors import UsageError
 
 RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -18,7 +18,7 @@ RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", 
 def mla_tensors(spec: DraftSpec, config: Mapping[str, Any], where: str) -> dict[str, tuple[int, ...]]:
     """Portable name -> shape.  Raises UsageError when a rank or head size is missing or no whole number."""
     for name in RANKS:
-        if type(config.get(name)) is not int or config[name] <= 0:
+        if type(config.get(name)) is not int or not 0 < config[name] <= LARGEST:
             raise UsageError(f"{name} is {config.get(name)!r}, not a whole number", where=where)
     q_rank, kv_rank, nope, rope, value = (config[name] for name in RANKS)
     wide, attention = 2 * spec.hidden, "midlayer.self_attn."

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from k25stack.draft.names import portable_name
-from k25stack.draft.weightfile import WeightFile
+from k25stack.draft.weightfile import WeightFile, open_weights
 from k25stack.errors import DamageError, HostError, K25Error, UsageError
 from k25stack.model.tensorfile import Part, TensorInfo
 
@@ -62,12 +62,12 @@ def read_source(directory: Path) -> Source:
 
     Raises UsageError when there is none, DamageError for a damaged file or one tensor under two names.
     """
-    paths = sorted(directory.glob("*.safetensors"))
-    if not paths:
+    files = open_weights(directory)
+    if not files:
         pickles = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
         remedy = f"{pickles[0]} is a pickle: convert it with --pickle" if pickles else "give a draft directory"
         raise UsageError("no *.safetensors file", where=str(directory), remedy=remedy)
-    return collect([WeightFile.open(path) for path in paths], str(directory))
+    return collect(files, str(directory))
 
 
 def collect(files: list[WeightFile], where: str) -> Source:

@@ -32,6 +32,7 @@ from typing import Any
 from k25stack.errors import UsageError
 
 MAPS = ("d2t", "t2d")
+LARGEST = 1 << 40  # of any size: what is larger was never one
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class DraftSpec:
                 raise UsageError(f"{field.name} is {value!r}, not of type {field.type}", where="draft spec")
             if field.type != "bool" and not 0 < value < math.inf:
                 raise UsageError(f"{field.name} is {value!r}, not above zero", where="draft spec")
+            if isinstance(value, int) and value > LARGEST:
+                raise UsageError(f"{field.name} is a number of {value.bit_length()} bits", where="draft spec")
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"{self.heads} query heads do not divide into groups of {self.kv_heads} kv heads", where="draft spec"

@@ -13,10 +13,41 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from k25stack.errors import DamageError
+from k25stack.draft.target import read_object
+from k25stack.errors import DamageError, UsageError
 from k25stack.model.tensorfile import ITEM_BYTES, Header, Part, TensorInfo, read_header
 
 PIECE_BYTES = 1 << 22
+MAP_BYTES = 1 << 26  # of a vocabulary map: eight million ids; what is larger is no map
+LONGEST_NAME = 500  # characters
+INDEX = "model.safetensors.index.json"
+
+
+def weight_paths(directory: Path) -> list[Path]:
+    """The safetensors files that an engine reads: those beside config.json, of which an index takes its choice.
+
+    Both engines pass over a file that the index does not name, without a word (sglang, vllm ``weight_utils.py``,
+    filter_duplicate_safetensors_files).  Raises DamageError when the index is none, or names a file that is not there.
+    """
+    beside = {path.name: path for path in sorted(directory.glob("*.safetensors")) if not path.name.startswith(".")}
+    index = directory / INDEX
+    if not index.is_file():
+        return list(beside.values())
+    try:
+        chosen = read_object(index).get("weight_map")
+    except UsageError as error:
+        raise DamageError(error.what, where=str(index), remedy="export the draft anew") from None
+    if not isinstance(chosen, dict) or not chosen or not all(isinstance(name, str) for name in chosen.values()):
+        raise DamageError("it has no weight_map of names", where=str(index), remedy="export the draft anew")
+    if absent := sorted(set(chosen.values()) - set(beside)):
+        raise DamageError(f"it names {absent[0]!r}, which is not beside it: the engines stop", where=str(index),
+                          remedy="copy the draft again, or remove the index")  # fmt: skip
+    return [path for name, path in beside.items() if name in chosen.values()]
+
+
+def open_weights(directory: Path) -> list[WeightFile]:
+    """Those files, their headers proven; none where there is none.  Raises DamageError."""
+    return [WeightFile.open(path) for path in weight_paths(directory)]
 
 
 @dataclass(frozen=True)
@@ -28,13 +59,17 @@ class WeightFile:
 
     @classmethod
     def open(cls, path: Path) -> WeightFile:
-        """Raises DamageError when the file is not safetensors, torn, or described by a header that lies."""
+        """Raises DamageError when the file is not safetensors, torn, described by a header that lies, or has names
+        that no trainer writes (line ends, terminal codes)."""
         if not path.is_file():
             raise DamageError("no such file", where=str(path))
         try:
-            return cls(path, read_header(path))
+            header = read_header(path)
         except RecursionError:
             raise DamageError("wrong header: nested without end", where=str(path)) from None
+        if odd := next((name for name in header.tensors if not name.isprintable() or len(name) > LONGEST_NAME), ""):
+            raise DamageError(f"wrong header: {odd[:60]!r} is no name of a tensor", where=str(path))
+        return cls(path, header)
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -68,6 +103,9 @@ class WeightFile:
         info = self.tensors[name]
         if info.dtype != dtype:
             raise DamageError(f"tensor {name} is {info.dtype}, not {dtype}", where=str(self.path))
+        if info.end - info.begin > MAP_BYTES:
+            what = f"tensor {name} has {info.end - info.begin:,} bytes, more than a vocabulary map"
+            raise DamageError(what, where=str(self.path))
         return self._read(info.begin, info.end - info.begin)
 
     def _read(self, begin: int, count: int) -> bytes:

@@ -133,9 +133,9 @@ def remarks(engine: str, version: str) -> Mapping[str, Remark]:
 
 @cache
 def names(engine: str, version: str) -> frozenset[str]:
-    """Every spelling of every option, without dashes; empty for an engine without catalogues."""
+    """Every long spelling of every option, without its two dashes; empty for an engine without catalogues."""
     found = catalogue(engine, version)
-    return frozenset(name.lstrip("-") for name in found.options) if found else frozenset()
+    return frozenset(name[2:] for name in found.options if name.startswith("--")) if found else frozenset()
 
 
 def findings(engine: str, version: str, options: Iterable[str]) -> list[Finding]:
@@ -146,9 +146,9 @@ def findings(engine: str, version: str, options: Iterable[str]) -> list[Finding]
 
 
 def judge_name(known: Catalogue, option: str) -> Finding | None:
-    """What is wrong with the name of one option, dashes left out; None when nothing is."""
+    """What is wrong with the long name of one option, its two dashes left out; None when nothing is."""
     here = f"{known.engine} {known.version}"
-    spelled = known.options.get(f"--{option}") or known.options.get(f"-{option}")
+    spelled = known.options.get(f"--{option}")
     remark = remarks(known.engine, known.version).get(option)
     if remark is not None and remark.kind == "dead" and spelled is not None:
         return Finding(option, "dead", f"{here} accepts it and reads it nowhere", remark.instead, remark.source)
@@ -158,6 +158,10 @@ def judge_name(known: Catalogue, option: str) -> Finding | None:
     if spelled is not None:
         return None
     longer = sorted(name for name in names(known.engine, known.version) if name.startswith(option))
+    short = known.options.get(f"-{option}")
+    if short is not None and len(longer) != 1:  # --tp for vLLM's -tp
+        message = f"{here} knows it with one dash only, as -{option}"
+        return Finding(option, "unknown", message, f"write {short.name.lstrip('-')}", known.source)
     if len(longer) == 1:
         return Finding(option, "abbreviated", f"only a beginning of --{longer[0]}", f"write {longer[0]}", known.source)
     if longer:

@@ -11,6 +11,7 @@ Understood are what people type and what scripts and containers hold::
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -25,9 +26,23 @@ SERVING = {"sglang": "sglang", "vllm": "vllm"}  # programs whose word "serve" st
 IMAGES = {"sglang": "sglang", "vllm-openai": "vllm", "vllm": "vllm"}  # last part of an image's name
 ENTRYPOINTS = {"vllm": ("vllm", "serve")}  # what an engine's image puts before the command; SGLang's puts nothing
 TAG = re.compile(r"v?(\d+\.\d+\.\d+(?:\.post\d+)?)")
+CONTAINERS = ("docker", "podman", "nerdctl")
+SHELLS = ("sh", "bash", "dash", "zsh")
+END = re.compile(r"[0-9&]?>{1,2}.*|<.*|\||\|\||&|&&|;")
+SHORT_FLAGS = "ditPq"  # of docker run; every other short option takes a value, attached or not
 DOCKER_FLAGS = (  # they take no value; every other option takes one
     *("-d", "--detach", "-i", "-t", "-it", "-ti", "--interactive", "--tty", "--rm", "--privileged", "--init"),
-    *("--read-only", "-P", "--publish-all", "--no-healthcheck", "--oom-kill-disable"),
+    *(
+        "--quiet",
+        "-q",
+        "--sig-proxy",
+        "--use-api-socket",
+        "--read-only",
+        "-P",
+        "--publish-all",
+        "--no-healthcheck",
+        "--oom-kill-disable",
+    ),
 )
 
 
@@ -68,17 +83,69 @@ def read_command(words: Sequence[str]) -> Command:
         if "=" in word:
             name, _, value = word.partition("=")
             env[name] = value
-    if rest[:2] in (["docker", "run"], ["podman", "run"], ["nerdctl", "run"]):
-        command = _docker(rest[2:])
+    leading, options = container_run(rest)
+    if options is not None:
+        command = _docker(options)
+        command.leading = [*leading, *command.leading]
     else:
         command = find_launcher(rest)
     command.env = {**env, **command.env}
     return command
 
 
+def typed(words: Sequence[str]) -> list[str]:
+    """A launch line given as one word, in quotes, as the words that it is; a file's name stays as it is."""
+    if len(words) != 1 or not re.search(r"\s", words[0].strip()):
+        return list(words)
+    return split_line(words[0].strip()) or list(words)
+
+
+def container_run(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """(words before ``docker run``, words after it); the second is None where no container is started."""
+    for index, word in enumerate(words):
+        if PurePosixPath(word).name not in CONTAINERS:
+            continue
+        following = list(words[index + 1 : index + 3])
+        count = 1 if following[:1] == ["run"] else 2 if following == ["container", "run"] else 0
+        if count and not find_launcher(words[:index]).engine:
+            return list(words[:index]), list(words[index + 1 + count :])
+    return [], None
+
+
+def unwrapped(words: Sequence[str]) -> list[str]:
+    """The line inside of ``bash -c "..."``, where it starts an engine; else the words themselves."""
+    for index, word in enumerate(words):
+        if PurePosixPath(word).name not in SHELLS:
+            continue
+        for at in range(index + 1, len(words) - 1):
+            if re.fullmatch(r"-[a-z]*c", words[at]):
+                inner = split_line(words[at + 1])
+                if inner and find_launcher(inner).engine:
+                    return [*words[:index], *inner]
+            if not words[at].startswith("-"):
+                break
+    return list(words)
+
+
+def split_line(text: str) -> list[str]:
+    """Words of a shell line up to what ends its command; none where its quotes do not match."""
+    try:
+        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
+    except ValueError:
+        return []
+    return before_redirection(words)
+
+
+def before_redirection(words: list[str]) -> list[str]:
+    """Words up to a pipe, a redirection, a background sign or the next command that stands behind the launcher."""
+    launch = next((i for i, word in enumerate(words) if word in MODULES or word == "serve"), 0)
+    ends = (i for i, word in enumerate(words) if i > launch and END.fullmatch(word))
+    return words[: next(ends, None)]
+
+
 def find_launcher(words: Sequence[str]) -> Command:
     """The engine's launcher anywhere in the line; all words are the engine's own when there is none."""
-    words = list(words)
+    words = unwrapped(words)
     for index, word in enumerate(words):
         module = words[index + 1] if word == "-m" and index + 1 < len(words) else ""
         if module in MODULES:
@@ -92,7 +159,9 @@ def find_launcher(words: Sequence[str]) -> Command:
 
 def _launched(engine: str, words: Sequence[str], start: int, end: int) -> Command:
     rest = list(words[end:])
-    command = Command(engine, words=rest, launcher=tuple(words[start:end]), leading=list(words[:start]))
+    before = [word for word in words[:start] if not ASSIGNMENT.fullmatch(word)]
+    env = {name: value for name, _, value in (word.partition("=") for word in words[:start] if word not in before)}
+    command = Command(engine, env=env, words=rest, launcher=tuple(words[start:end]), leading=before)
     if engine == "sglang" and command.launcher[-1] == "serve" and rest and not rest[0].startswith("-"):
         command.words = ["--model-path", *rest]
     if engine == "vllm" and rest[:1] == ["serve"]:
@@ -130,7 +199,14 @@ def _docker(words: Sequence[str]) -> Command:
     container, env = Container(), {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
-        option, equals, value = rest.pop(0).partition("=")
+        word = rest.pop(0)
+        if not word.startswith("--"):  # -itd, -it, -p8000:8000, -eA=b
+            while len(word) > 1 and word[1] in SHORT_FLAGS:
+                word = f"-{word[2:]}"
+            if len(word) < 2:
+                continue
+            word = word if len(word) == 2 else f"{word[:2]}={word[2:].removeprefix('=')}"
+        option, equals, value = word.partition("=")
         if option in DOCKER_FLAGS:
             container.privileged |= option == "--privileged"
             continue
@@ -143,7 +219,7 @@ def _docker(words: Sequence[str]) -> Command:
             _docker_option(container, option, value)
     container.image = rest.pop(0) if rest else ""
     command = in_container(container.image, container.entrypoint, rest)
-    command.container, command.env = container, env
+    command.container, command.env = container, {**env, **command.env}
     return command
 
 

@@ -5,6 +5,7 @@ Rules over launches ask for ``"max_running"`` or ``"draft"``; only this table kn
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
         "prefill_chunk": ("--chunked-prefill-size",),
         "algorithm": ("--speculative-algorithm",),
         "draft": ("--speculative-draft-model-path",),
+        "draft_revision": ("--speculative-draft-model-revision",),
         "steps": ("--speculative-num-steps",),
         "topk": ("--speculative-eagle-topk",),
         "rows": ("--speculative-num-draft-tokens",),
@@ -85,6 +87,7 @@ SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
 IN_JSON = {
     "algorithm": "method",
     "draft": "model",
+    "draft_revision": "revision",
     "steps": "num_speculative_tokens",
     "draft_attention": "attention_backend",
     "draft_quantization": "quantization",
@@ -167,7 +170,7 @@ def _merge_json(line: Scan, values: dict[str, Any]) -> None:
     for name, value in line.dotted:
         head, _, key = name.partition(".")
         if head == "--speculative-config":
-            config[key] = int(value) if value.isdigit() else value
+            config[key] = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value
     config = {str(key).replace("-", "_"): value for key, value in config.items()}
     for meaning, key in IN_JSON.items():
         if config.get(key) is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from k25stack.engines.catalogue import Catalogue, catalogue, judge_name, remarks, versions
 from k25stack.engines.command import Command
+from k25stack.engines.configfile import expanded
 from k25stack.engines.facts import LaunchFacts, launch_facts
 from k25stack.engines.scan import Given, Scan, scan
 from k25stack.engines.sglang import OWN as SGLANG_OWN
@@ -20,7 +21,7 @@ from k25stack.engines.vllm import OWN as VLLM_OWN
 from k25stack.errors import UsageError
 
 TYPED = {"tensor_parallel": "tensor_parallel", "context": "context", "max_running": "max_running"}
-SPECULATIVE = ("algorithm", "draft", "steps", "topk", "rows", "draft_attention", "speculative")
+SPECULATIVE = ("algorithm", "draft", "draft_revision", "steps", "topk", "rows", "draft_attention", "speculative")
 ELSEWHERE = {
     "model": "target.source",
     "revision": "target.source.revision",
@@ -31,7 +32,7 @@ ELSEWHERE = {
 ALWAYS = ("--enable-metrics", "--speculative-draft-load-format")  # written by the stack itself where they are needed
 OWN = {"sglang": SGLANG_OWN, "vllm": VLLM_OWN}  # options that the stack writes from other keys
 NEW = re.compile(r"(?:write |and )([a-z][a-z0-9-]+)(?:: (\w+))?")  # in a remark: what to write instead
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_?ID|_FILE|_PATH)?", re.IGNORECASE)
 # Variables of the machine or the image, not of a way to serve.
 AMBIENT = re.compile(r"PATH|LD_LIBRARY_PATH|HOME|HOSTNAME|PWD|TERM|LANG|LC_\w+|SHLVL|USER|DEBIAN_FRONTEND|"
                      r"(NVIDIA|CUDA|NV)_\w+|PYTHON\w*|PIP_\w+|HF_\w+|HUGGING\w+|\w*_VERSION|_")  # fmt: skip
@@ -57,9 +58,14 @@ def import_command(command: Command, engine: str = "", version: str = "") -> Imp
     known = catalogue(name, version or command.version or newest)
     assert known is not None
     renamed: list[str] = []
-    line = scan(known, list(new_spellings(command.words, known, renamed)))
+    file = expanded(known, command.words)
+    line = scan(known, list(new_spellings(list(file.words), known, renamed)))
+    bad = {refusal.word for refusal in line.refusals if refusal.kind == "value"}  # listed below, and no part of a file
+    line.given = [given for given in line.given if given.spelled not in bad]
     facts = launch_facts(line, command.env)
     result = Imported({"engine": name, "version": known.version}, changed=renamed)
+    if file.problem:
+        result.unmapped.append(f"{file.problem} ({file.remedy})")
     if not (version or command.version):
         result.changed.append(f"version {newest}: the line names none, the newest known one is taken")
     result.profile |= {key: facts.values[meaning] for meaning, key in TYPED.items() if meaning in facts.values}
@@ -106,6 +112,9 @@ def speculative(facts: LaunchFacts, result: Imported) -> dict[str, Any]:
     """The typed section of a draft."""
     steps, topk, rows = facts.get("steps"), facts.get("topk", 1), facts.get("rows")
     chosen = facts.get("algorithm")
+    if steps is not None and type(steps) is not int:  # out of vLLM's JSON
+        result.unmapped.append(f"num_speculative_tokens {steps!r}: no whole number")
+        steps = None
     if str(chosen).upper() != "EAGLE3":
         result.changed.append(
             f"speculative.algorithm eagle3: the line has {chosen}, which bypasses an EAGLE-3 draft's fc"
@@ -122,6 +131,8 @@ def speculative(facts: LaunchFacts, result: Imported) -> dict[str, Any]:
     draft = str(facts.get("draft") or "own")
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", draft) is not None
     section["draft"] = draft if hub or draft == "own" or draft.startswith(("/", ".")) else f"./{draft}"
+    if hub and facts.get("draft_revision"):
+        section["draft_revision"] = str(facts.get("draft_revision"))
     if facts.get("draft_attention"):
         section["attention_backend"] = facts.get("draft_attention")
     if "max_running" not in facts.values:
@@ -175,10 +186,10 @@ def environment(env: Mapping[str, str], result: Imported) -> dict[str, str]:
     """Variables of the launch; secrets and those of the machine stay out, and secrets are named."""
     kept = {}
     for name, value in env.items():
-        if AMBIENT.fullmatch(name):
-            continue
-        if SECRET.search(name):
+        if SECRET.fullmatch(name):
             result.unmapped.append(f"{name}: a secret does not belong into a stack file")
+        elif AMBIENT.fullmatch(name):
+            continue
         elif re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
             kept[name] = value
         else:

@@ -57,6 +57,7 @@ def launch_of(
         family=target.family,
         draft=(draft or draft_name(profile)) if profile.speculative else None,
         revision=source.revision if source.kind == "hub" and model is None else None,
+        draft_revision=profile.speculative.draft_revision if profile.speculative and draft is None else None,
         dummy_seed=source.seed if source.kind == "dummy" else None,
         threads=stack.host.threads,
         seed=stack.data.seed,

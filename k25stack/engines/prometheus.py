@@ -5,6 +5,7 @@ Samples of one name are summed over their labels: data-parallel ranks and stream
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from k25stack.errors import UsageError
 
 SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
 LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+POSITION = re.compile(r"[0-9]{1,3}")  # of a draft token in its round
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Metrics:
         """Sums by the whole-number value of ``label``, from 0 without gaps; None when there is no such sample."""
         sums: dict[int, float] = {}
         for sample in self.samples:
-            if sample.name == name and sample.labels.get(label, "").isdigit():
+            if sample.name == name and POSITION.fullmatch(sample.labels.get(label, "")):
                 position = int(sample.labels[label])
                 sums[position] = sums.get(position, 0.0) + sample.value
         if not sums:
@@ -68,6 +71,9 @@ def _samples(text: str, engine: str) -> Iterator[Sample]:
         try:
             if match is None:
                 raise ValueError
-            yield Sample(match[1], dict(LABEL.findall(match[2] or "")), float(match[3]))
+            value = float(match[3])
+            # Prometheus writes NaN for a gauge that nobody has set, and +Inf for the borders of histograms.
+            if math.isfinite(value):
+                yield Sample(match[1], dict(LABEL.findall(match[2] or "")), value)
         except ValueError:
             raise UsageError("not Prometheus text", where=f"metrics of {engine}, line {number}") from None

@@ -34,6 +34,7 @@ class Launch:
     family: Family  # of the target: layer ids mean other layers elsewhere
     draft: str | None = None  # directory or hub name; needed when the profile speculates
     revision: str | None = None  # hub commit of the target
+    draft_revision: str | None = None  # hub commit of the draft
     dummy_seed: int | None = None  # random weights of the right shapes, made by the engine from this seed
     threads: int = 2  # compute threads, for engines on CPU
     seed: int = 0  # of sampling, where an engine takes one

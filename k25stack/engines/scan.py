@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
 from k25stack.engines.catalogue import Catalogue, Finding, Option, judge_name
 from k25stack.engines.values import convert
 
+OPTIMIZATION = "--optimization-level"  # vLLM's -O
 NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 Kind = Literal["name", "value", "missing", "unexpected", "stray", "required"]
 
@@ -81,12 +83,12 @@ class Scan:
 def scan(known: Catalogue, words: Sequence[str]) -> Scan:
     """Read the words that follow the launcher (``sglang serve``, ``vllm serve``)."""
     result = Scan(known)
-    rest = [*words]
+    rest = list(_spread(known, words))
     position = 0
     while position < len(rest):
         word = rest[position]
         if word == "--":
-            result.plain += rest[position + 1 :]
+            result.plain += rest[position + 1 :] if known.positionals else rest[position:]
             break
         if not looks_like_option(word, known):
             result.plain.append(word)
@@ -98,6 +100,13 @@ def scan(known: Catalogue, words: Sequence[str]) -> Scan:
         if option.required and not any(given.option is option for given in result.given):
             result.refusals.append(Refusal("required", option.name, f"{option.name} is missing", "give it"))
     return result
+
+
+def _spread(known: Catalogue, words: Sequence[str]) -> Iterator[str]:
+    """The words as vLLM hands them to argparse: ``-O 3`` is ``--optimization-level 3``."""
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        level = known.engine == "vllm" and word == "-O" and re.fullmatch(r"[0-3]", following)
+        yield OPTIMIZATION if level else word
 
 
 def looks_like_option(word: str, known: Catalogue) -> bool:
@@ -137,18 +146,30 @@ def _find(word: str, known: Catalogue) -> tuple[Option | None, Finding | None]:
     name = word if word in known.options else word.partition("=")[0]
     if known.engine == "vllm" and name.startswith("--"):
         name = name.replace("_", "-")
-    elif known.engine == "vllm" and re.fullmatch(r"-O=?\w+", word) and "--optimization-level" in known.options:
-        return known.options["--optimization-level"], None
+    elif known.engine == "vllm" and re.fullmatch(r"-O=?\w+", word) and OPTIMIZATION in known.options:
+        return known.options[OPTIMIZATION], None
     if name in known.options:
-        return known.options[name], judge_name(known, name.lstrip("-"))
-    finding = judge_name(known, name.lstrip("-")) if name.startswith("--") else _short(known, name)
+        long = name if name.startswith("--") else known.options[name].name
+        return known.options[name], judge_name(known, long[2:])
+    finding = judge_name(known, name[2:]) if name.startswith("--") else _short(known, name)
     if finding is not None and finding.problem == "abbreviated":
         return next(option for spelled, option in known.options.items() if spelled.startswith(name)), finding
     return None, finding
 
 
 def _short(known: Catalogue, name: str) -> Finding:
-    return Finding(name.lstrip("-"), "unknown", f"{known.engine} {known.version} has no option {name}", "leave it out")
+    """What is wrong with a name of one dash that is no option's own."""
+    here = f"{known.engine} {known.version}"
+    longer = sorted(spelled for spelled in known.options if spelled.startswith(name))
+    if len(longer) == 1:
+        whole = known.options[longer[0]].name.lstrip("-")
+        return Finding(name[1:], "abbreviated", f"only a beginning of {longer[0]}", f"write {whole}", known.source)
+    if longer:
+        told = f"{here} cannot tell {', '.join(longer)} apart"
+        return Finding(name[1:], "ambiguous", told, "spell one of them out", known.source)
+    near = f"-{name}" if f"-{name}" in known.options else ""
+    fix = f"write {near}" if near else "leave it out"
+    return Finding(name[1:], "unknown", f"{here} has no option {name}", fix, known.source)
 
 
 def _values(
@@ -162,7 +183,7 @@ def _values(
             result.refusals.append(Refusal("unexpected", name, f"{name} takes no value", f"write {option.name} alone"))
             taken = ()
         used = 0
-    elif name.startswith("-O") and name != "-O" and option.name == "--optimization-level":
+    elif name.startswith("-O") and name != "-O" and option.name == OPTIMIZATION:
         taken, used = (name[2:].lstrip("="),), 0
     else:
         taken = following[:most]
@@ -176,7 +197,8 @@ def _values(
             values.append(convert(option, word, result.known.engine))
         except ValueError as error:
             values.append(word)
-            result.refusals.append(Refusal("value", name, f"{name} {word}: {error}", str(error)))
+            fix = str(error).replace("should be", "give", 1)
+            result.refusals.append(Refusal("value", name, f"{name} {word}: {error}", fix))
     result.given.append(Given(option, name, tuple(taken), tuple(values), position))
     return used
 

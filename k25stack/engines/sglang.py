@@ -45,6 +45,7 @@ OWN = {
     "speculative-algorithm": "speculative.algorithm",
     "speculative-draft-model-path": "speculative.draft",
     "speculative-draft-model": "speculative.draft",
+    "speculative-draft-model-revision": "speculative.draft_revision",
     "speculative-num-steps": "speculative.k",
     "speculative-eagle-topk": "speculative.topk",
     "speculative-num-draft-tokens": "speculative.draft_tokens",
@@ -97,6 +98,8 @@ class SGLang:
         draft = need_draft(launch.draft, self.name)
         # EAGLE, a legal value too, would load an EAGLE-3 draft and bypass its fc without a word.
         words = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", draft]
+        if launch.draft_revision:
+            words += ["--speculative-draft-model-revision", launch.draft_revision]
         words += ["--speculative-num-steps", str(speculative.k), "--speculative-eagle-topk", str(speculative.topk)]
         words += ["--speculative-num-draft-tokens", str(speculative.rows)]
         if speculative.attention_backend is not None:

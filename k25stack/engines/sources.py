@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from k25stack.engines.command import MODULES, Command, Container, find_launcher, in_container, read_command
+from k25stack.engines.command import (
+    MODULES,
+    Command,
+    Container,
+    before_redirection,
+    find_launcher,
+    in_container,
+    read_command,
+)
 from k25stack.errors import UsageError
 
 MAX_BYTES = 4 << 20
@@ -41,8 +49,11 @@ def read_source(path: Path) -> tuple[Command, list[str]]:
 
     Raises UsageError when there is no launch in it.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError("no file", where=str(path), remedy="give the launch script")
     try:
-        raw = path.read_bytes()[: MAX_BYTES + 1]
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if len(raw) > MAX_BYTES:
@@ -105,13 +116,7 @@ def split(text: str, where: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError as error:
-        raise UsageError(f"{error} in: {text[:80]}", where=where, remedy="mend the quotes") from None
-
-
-def before_redirection(words: list[str]) -> list[str]:
-    """Words up to a pipe, a redirection, a background sign or the next command."""
-    stop = next((i for i, word in enumerate(words) if re.fullmatch(r"[0-9&]?>{1,2}.*|<.*|\||\|\||&|&&|;", word)), None)
-    return words[:stop]
+        raise UsageError(f"{error} in: {' '.join(text.split())[:80]}", where=where, remedy="mend the quotes") from None
 
 
 def read_inspect(text: str, where: str) -> tuple[Command, list[str]]:
@@ -131,32 +136,42 @@ def read_inspect(text: str, where: str) -> tuple[Command, list[str]]:
 
 def inspected(item: Mapping[str, Any], config: Mapping[str, Any]) -> Command:
     """One container: docker has merged the image's entrypoint, command and environment into its config."""
-    words = [str(word) for key in ("Entrypoint", "Cmd") for word in config.get(key) or ()]
-    image = str(config.get("Image") or "")
-    entry = [str(word) for word in config.get("Entrypoint") or ()]
-    command = in_container(image, entry, words[len(entry) :])
-    if not find_launcher(words).engine and not find_launcher(entry).engine:
+    entry, words = texts(config.get("Entrypoint")), texts(config.get("Cmd"))
+    image = config.get("Image")
+    image = image if isinstance(image, str) else ""
+    command = in_container(image, entry, words)
+    if not find_launcher([*entry, *words]).engine and not find_launcher(entry).engine:
         command.engine = ""
-    command.env = dict(str(pair).partition("=")[::2] for pair in config.get("Env") or ())
-    host = item.get("HostConfig") or {}
+    command.env = dict(pair.partition("=")[::2] for pair in texts(config.get("Env")))
+    host = item.get("HostConfig")
+    host = host if isinstance(host, Mapping) else {}
+    shared = host.get("ShmSize")
     command.container = Container(
         image=image,
         entrypoint=tuple(entry),
-        shm_bytes=host.get("ShmSize"),
+        shm_bytes=shared if type(shared) is int else None,
         ipc=str(host.get("IpcMode") or ""),
-        ports=published(host.get("PortBindings") or {}),
+        ports=published(host.get("PortBindings")),
         network=str(host.get("NetworkMode") or ""),
         privileged=bool(host.get("Privileged")),
-        other=[f"-v {bind}" for bind in host.get("Binds") or ()],
+        other=[f"-v {bind}" for bind in texts(host.get("Binds"))],
     )
     return command
 
 
-def published(bindings: Mapping[str, Any]) -> list[str]:
+def texts(value: Any) -> list[str]:
+    """The texts of a list; a single text is one word; empty for anything else."""
+    if isinstance(value, str):
+        return [value]
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def published(bindings: Any) -> list[str]:
     """``{"30000/tcp": [{"HostIp": "", "HostPort": "30000"}]}`` as ``:30000:30000``."""
     found = []
-    for inside, outsides in bindings.items():
-        for outside in outsides or ():
-            address = str(outside.get("HostIp") or "0.0.0.0")
-            found.append(f"{address}:{outside.get('HostPort', '')}:{str(inside).partition('/')[0]}")
+    for inside, outsides in bindings.items() if isinstance(bindings, Mapping) else ():
+        for outside in outsides if isinstance(outsides, list) else ():
+            if isinstance(outside, Mapping):
+                address = str(outside.get("HostIp") or "0.0.0.0")
+                found.append(f"{address}:{outside.get('HostPort', '')}:{str(inside).partition('/')[0]}")
     return found

@@ -8,6 +8,9 @@ the versions that `sglang` and `vllm` name.
   chunk of a prefill (``managers/scheduler_components/metrics_reporter.py``).  Its gauges are refreshed at most every
   30 s once idle, and its health address makes one token when idle, so a stale gauge corrects itself there.
 * vLLM counts tokens in every step; the prompt is counted when its prefill is over.
+* Both compile kernels when a request first needs them, so one request of each kind is a warm request (`warm_requests`).
+  SGLang 0.5.16: the first batch with top_p or top_k, or of a greedy and a sampled request beside each other, has
+  FlashInfer build its sampling module: 89 s on an H200's host (``benchmarks/results/gpu-first-request.json``).
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class Supervision:
     metrics_path: str
     counters: Counters
     load_markers: Mapping[str, str]
+    filtered: Mapping[str, Any]  # fields of the warm request whose probabilities are cut before a token is drawn
     fatal_markers: Mapping[str, str] = field(default_factory=lambda: dict(FATAL))
 
 
@@ -61,6 +65,7 @@ SUPERVISED = {
             "graphs": r"Capture .+ begin",
             "warm": STARTED,
         },
+        {"top_p": 0.9, "top_k": 20, "n": 2},
     ),
     "vllm": Supervision(
         VLLM.health_path,
@@ -77,12 +82,14 @@ SUPERVISED = {
             "graphs": r"Capturing CUDA graphs",
             "warm": STARTED,
         },
+        {"top_p": 0.9, "n": 2},  # the CPU build 0.32.0 dies of top_k beside a draft
     ),
     "reference": Supervision(
         Reference.health_path,
         Reference.metrics_path,
         Counters((names.RUNNING,), (names.WAITING,), (names.GENERATION_TOKENS, names.PROMPT_TOKENS)),
         {},
+        {"top_p": 0.9, "top_k": 20},  # one answer per request
     ),
 }
 
@@ -92,6 +99,17 @@ def supervision(engine: str) -> Supervision:
     if engine not in SUPERVISED:
         raise UsageError(f"no supervision for engine {engine!r}", remedy=f"one of {', '.join(SUPERVISED)}")
     return SUPERVISED[engine]
+
+
+def warm_requests(engine: str, model: str, url: str) -> tuple[Warm, ...]:
+    """One request of each kind that makes an engine compile, over the completions route, which all engines have."""
+    kinds: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0.0},
+        "sampled": {"temperature": 0.8},
+        "filtered": {"temperature": 0.8, **supervision(engine).filtered},
+    }
+    plain = {"model": model, "prompt": "Count: one two three", "max_tokens": 8}
+    return tuple(Warm(f"{url}/v1/completions", plain | fields, name) for name, fields in kinds.items())
 
 
 def policy(
@@ -109,18 +127,16 @@ def policy(
 ) -> Policy:
     """The policy for an engine that serves ``model`` on ``port``.
 
-    ``times``: ready_s, heartbeat_s, misses, grace_s of `Policy`; what is not given keeps its default.  The warm
-    request asks for a few tokens over the completions route, which all engines have.
+    ``times``: ready_s, heartbeat_s, misses, compile_s, grace_s of `Policy`; what is not given keeps its default.
     """
     what = supervision(engine)
     url = f"http://{host}:{port}"
-    body = {"model": model, "prompt": "Count: one two three", "max_tokens": 8, "temperature": 0.0}
     return Policy(
         engine=engine,
         health_url=url + what.health_path,
         metrics_url=url + what.metrics_path,
         counters=what.counters,
-        warm=Warm(f"{url}/v1/completions", body),
+        warm=warm_requests(engine, model, url),
         ready=ready or Ready(),
         restart=restart or Restart(),
         history=history,

@@ -58,6 +58,13 @@ def size_or_auto(word: str, engine: str) -> int:
     return -1 if word.strip().lower() in ("-1", "auto") else sized(word, engine)
 
 
+def json_object(word: str, engine: str) -> dict[str, Any]:
+    value = json.loads(word)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return value
+
+
 Converter = Callable[[str, str], Any]
 CONVERTERS: dict[str, Converter] = {
     "str": lambda word, engine: word,
@@ -65,6 +72,8 @@ CONVERTERS: dict[str, Converter] = {
     "float": lambda word, engine: float(word),
     "loads": lambda word, engine: json.loads(word),
     "json_list_type": lambda word, engine: json.loads(word),
+    "_parse_type": lambda word, engine: json.loads(word),
+    "parse_dataclass": json_object,
     "human_readable_int": sized,
     "human_readable_int_or_auto": size_or_auto,
     "parse_cuda_graph_config_arg": graph_config,
@@ -75,6 +84,8 @@ MEANT = {
     "float": "a number",
     "loads": "JSON",
     "json_list_type": "JSON",
+    "_parse_type": "JSON",
+    "parse_dataclass": "a JSON object",
     "human_readable_int": "a whole number, also as 32k",
     "human_readable_int_or_auto": "a whole number, also as 32k, or auto",
     "parse_cuda_graph_config_arg": 'JSON as {"decode": {...}, "prefill": {...}}',
@@ -90,7 +101,7 @@ def convert(option: Option, word: str, engine: str) -> Any:
     converter = CONVERTERS.get(kind)
     try:
         value = converter(word, engine) if converter else word
-    except (ValueError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         raise ValueError(f"should be {MEANT.get(kind, kind)}") from None
     if option.choices is None or value in option.choices:
         return value

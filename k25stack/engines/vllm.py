@@ -74,6 +74,8 @@ class VLLM:
             raise UsageError("vLLM drafts a chain, not a tree", remedy="set speculative.topk to 1")
         # Without "method" the engine guesses it from the path's name.
         config: dict[str, Any] = {"method": "eagle3", "model": draft, "num_speculative_tokens": speculative.k}
+        if launch.draft_revision:
+            config["revision"] = launch.draft_revision
         if speculative.attention_backend is not None:
             config["attention_backend"] = speculative.attention_backend
         if launch.dummy_seed is not None:

@@ -15,7 +15,7 @@ from k25stack.errors import UsageError
 from k25stack.jobs.monitorfile import monitoring_files
 from k25stack.jobs.proxyfile import Door, proxy_config
 from k25stack.jobs.render import READY_PORT, job_files, service
-from k25stack.jobs.serving import LEASE_DIR, Places, serving_job
+from k25stack.jobs.serving import DRAFT, LEASE_DIR, MODEL, Places, serving_job
 from k25stack.jobs.templates import directory, fill
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ MADE = "../state/serve"  # of a host without: links to what a run has made
 OUR = "k25stack/{}:local"
 ALIAS = "engine"  # the one name under which proxy and Prometheus find whichever engine is up
 DRAIN_S = 90
-PREPARE = ("k25stack", "stack", "fetch", "/etc/k25stack/stack/stack.yaml", "--into", "/models/target")
+FETCH = ("k25stack", "stack", "fetch", "/etc/k25stack/stack/stack.yaml")
+PREPARE = (*FETCH, "--into", MODEL)
 PROJECT = "k25stack"
 
 
@@ -49,10 +50,11 @@ class Layout:
 
 def layout(stack: Stack) -> Layout:
     """compose.yaml and .env for a stack with cards, compose.cpu.yaml and cpu.env for one without."""
+    kept = f"{MODELS}/{stack.target.name.replace('/', '--')}"
     if stack.host.gpus:
-        name = stack.target.name.replace("/", "--")
-        return Layout("compose.yaml", ".env", f"{MODELS}/{name}", f"{MODELS}/{stack.draft.name}", PROJECT)
-    return Layout("compose.cpu.yaml", "cpu.env", f"{MADE}/target", f"{MADE}/draft", f"{PROJECT}-cpu")
+        return Layout("compose.yaml", ".env", kept, f"{MODELS}/{stack.draft.name}", PROJECT)
+    target = kept if stack.target.source.kind == "hub" else f"{MADE}/target"
+    return Layout("compose.cpu.yaml", "cpu.env", target, f"{MADE}/draft", f"{PROJECT}-cpu")
 
 
 def containers(stack: Stack) -> dict[str, Profile]:
@@ -83,7 +85,7 @@ def compose_files(stack: Stack, source: str) -> dict[str, str]:
         place = f"jobs/{stack.name}/{name}"
         job = serving_job(stack, name, _places(stack, profile, where, f"./{place}"))
         files |= {f"{place}/{file}": text for file, text in job_files(job).items()}
-        engines[name] = _engine(service(job), name)
+        engines[name] = _engine(stack, service(job), name, profile)
     files[f"jobs/{stack.name}/stack.yaml"] = dump_stack(stack)
     files[where.file] = _whole(stack, source, where, profiles, engines)
     files[where.env_file] = _env_file(stack, where)
@@ -96,29 +98,44 @@ def compose_files(stack: Stack, source: str) -> dict[str, str]:
 def _places(stack: Stack, profile: Profile, where: Layout, job: str) -> Places:
     draft = ""
     if profile.speculative:
-        draft = f"${{K25_DRAFT:-{_draft_default(profile, where)}}}"
+        draft = f"${{K25_DRAFT:-{draft_default(profile, where)}}}"
     nccl = "${K25_NCCL_ENV:-/etc/k25stack/nccl.env}"
     image = OUR.format(image_name(stack, profile))
     return Places(f"${{K25_TARGET:-{where.target}}}", draft, job=job, nccl=nccl, lease=_lease(), image=image)
 
 
-def _draft_default(profile: Profile, where: Layout) -> str:
+def draft_default(profile: Profile, where: Layout) -> str:
     """A hub draft has a directory of its own name beside the target; ours is where `serve` or the host keeps it."""
     from k25stack.engines.launch import draft_name
 
     named = draft_name(profile)
-    return where.draft if named is None else f"{MODELS}/{named.replace('/', '--')}"
+    if named is None or named.startswith(("/", ".")):
+        return named or where.draft
+    return f"{MODELS}/{named.replace('/', '--')}"
+
+
+def draft_service(name: str, profile: Profile) -> str:
+    """The service that prepares the draft of a profile; empty when no hub has it."""
+    return f"prepare-{name}" if profile.speculative and profile.speculative.hub_draft else ""
 
 
 def _lease() -> str:
     return f"${{K25_LEASE_DIR:-{LEASE_DIR}}}"
 
 
-def _engine(mapping: dict[str, Any], name: str) -> dict[str, Any]:
-    """What a service gets in this file beside what its job says."""
+def _engine(stack: Stack, mapping: dict[str, Any], name: str, profile: Profile) -> dict[str, Any]:
+    """What a service gets in this file beside what its job says.
+
+    Docker refuses to create a container for a directory that is not there, before `ground` has opened it or `prepare`
+    has filled it (or said why it cannot).
+    """
+    made = {LEASE_DIR}
+    made |= {MODEL} if stack.target.source.kind == "hub" else set()
+    made |= {DRAFT} if draft_service(name, profile) else set()
     for volume in mapping["volumes"]:
-        if volume["target"] == LEASE_DIR:
-            volume["bind"] = {"create_host_path": True}  # `ground` opens it
+        if volume["target"] in made:
+            volume["bind"] = {"create_host_path": True}
+    before = filter(None, ("ground", "prepare", draft_service(name, profile)))
     image = f"${{K25_IMAGE:-{mapping['image']}}}"
     return {
         "profiles": [name],
@@ -126,9 +143,10 @@ def _engine(mapping: dict[str, Any], name: str) -> dict[str, Any]:
         "image": image,
         "pull_policy": "missing",
         "networks": {"engine": {"aliases": [ALIAS]}},
+        # the proxy too: where its port is taken, no engine starts for nobody
         "depends_on": {
-            "ground": {"condition": "service_completed_successfully"},
-            "prepare": {"condition": "service_completed_successfully"},
+            "proxy": {"condition": "service_started"},
+            **{service: {"condition": "service_completed_successfully"} for service in before},
         },
     }
 
@@ -159,6 +177,7 @@ def _whole(
         fetches=fetches,
         prepare=PREPARE if fetches else (*PREPARE, "--verify"),
         prepare_volumes=_prepare_volumes(stack, where, fetches),
+        drafts=[_draft(stack, name, one, where) for name, one in profiles.items() if draft_service(name, one)],
         engines="\n".join(blocks),
     )
 
@@ -166,6 +185,17 @@ def _whole(
 def _prepare_volumes(stack: Stack, where: Layout, fetches: bool) -> list[str]:
     target = f"${{K25_TARGET:-{where.target}}}:/models/target"
     return [f"./jobs/{stack.name}:/etc/k25stack/stack:ro", target if fetches else f"{target}:ro"]
+
+
+def _draft(stack: Stack, name: str, profile: Profile, where: Layout) -> dict[str, Any]:
+    """What the service that prepares the draft of a profile is filled in with."""
+    stack_file, target = _prepare_volumes(stack, where, fetches=False)
+    return {
+        "service": draft_service(name, profile),
+        "profile": name,
+        "entrypoint": (*FETCH, "--draft", name, "--into", DRAFT, "--target", MODEL),
+        "volumes": [stack_file, target, f"${{K25_DRAFT:-{draft_default(profile, where)}}}:{DRAFT}"],
+    }
 
 
 def _env_file(stack: Stack, where: Layout) -> str:

@@ -37,6 +37,9 @@ JIT_ENV = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TVM_FFI_CACHE_DIR": "tvm-ffi",  # SGLang's own kernels; below HOME they could not be loaded: /tmp is noexec
+    "SGLANG_DG_CACHE_DIR": "deep_gemm",
+    "SGLANG_CACHE_DIR": "sglang",
     "CUDA_CACHE_PATH": "cuda",
 }
 
@@ -181,4 +184,4 @@ def _policy(stack: Stack, profile: Profile, name: str, cards: int, places: Place
         ready_s=float(stack.serving.ready_s),
         grace_s=_grace(stack),
     )
-    return (replace(made, warm=None) if wordless else made).as_dict()
+    return (replace(made, warm=()) if wordless else made).as_dict()

@@ -5,10 +5,13 @@ A list stays a list: a word of a command is quoted by itself, never joined to a 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from k25stack.errors import HostError, UsageError
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import BytecodeCache, Environment
+    from jinja2.bccache import Bucket
 
 CLONE = Path(__file__).resolve().parents[2] / "templates"
 INSTALLED = "share/k25stack/templates/"
@@ -51,6 +55,8 @@ def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(directory()),
         undefined=StrictUndefined,
+        bytecode_cache=_compiled(),
+        optimized=False,  # each template is filled once
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -65,6 +71,32 @@ def _environment() -> Environment:
         python=ascii,
     )
     return made
+
+
+def _compiled() -> BytecodeCache:
+    """Compiled templates where Python keeps its own compiled files: compiling takes longer than filling.
+
+    None can be out of date.  jinja2 compares the hash of the source; everything else that decides the code (this file,
+    the versions of jinja2 and Python) is in the file's name.  Where nothing can be written, nothing is kept.
+    """
+    from importlib.util import cache_from_source
+
+    from jinja2 import FileSystemBytecodeCache, __version__
+
+    class Kept(FileSystemBytecodeCache):
+        def load_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):
+                super().load_bytecode(bucket)
+
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):
+                if not sys.dont_write_bytecode:
+                    place.mkdir(parents=True, exist_ok=True)
+                    super().dump_bytecode(bucket)
+
+    place = Path(cache_from_source(__file__)).parent
+    parts = (__version__.encode(), sys.version.encode(), Path(__file__).read_bytes())
+    return Kept(str(place), f"%s.{hashlib.sha256(b'/'.join(parts)).hexdigest()[:16]}.jinja")
 
 
 def shell(value: object) -> str:

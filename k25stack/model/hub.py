@@ -23,6 +23,7 @@ from k25stack.files import CHUNK, read_json, sha256_file, write_json
 
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
 LIST = "k25stack-files.json"
+TARGET = "target.source.revision"
 TOKEN_FILES = ("/run/secrets/hf_token",)
 READERS = 8  # files hashed at the same time: one NVMe drive is faster than one core's sha256
 HTTP_ERRORS = ("HTTPError", "RequestException")  # of httpx and requests: bases of the hub library's own error
@@ -51,19 +52,41 @@ class Listing:
         return sum(file.size for file in self.files)
 
 
-def listing(repo: str, revision: str | None) -> Listing:
-    """Ask the hub.
+def is_commit(revision: str | None) -> bool:
+    return revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None
+
+
+def require_commit(repo: str, revision: str | None, where: str) -> str:
+    """The revision.  Raises UsageError for one that may mean other files tomorrow."""
+    if revision is not None and is_commit(revision):
+        return revision
+    what = f"{repo} is not pinned: " + ("no revision is given" if revision is None else f"{revision!r} is no commit")
+    raise UsageError(what, where=where, remedy="write the 40 hex digits of a commit there; "
+                     "`k25stack stack fetch STACK -n` asks the hub for its newest one")  # fmt: skip
+
+
+def newest(repo: str, revision: str | None) -> str:
+    """The commit that a branch or tag of the hub means now; None: its main branch.  Raises HostError."""
+    with _errors(repo, revision or "its newest commit"):
+        from huggingface_hub import HfApi
+
+        return str(HfApi(token=token() or False).model_info(repo, revision=revision).sha)
+
+
+def listing(repo: str, revision: str | None, where: str = TARGET) -> Listing:
+    """Ask the hub.  ``where`` is the key of the stack file that names the revision.
 
     Raises HostError (no network, no such model, gated and no token), UsageError for an unpinned revision.
     """
-    if revision is None or not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise UsageError(f"revision {revision!r} of {repo} is no commit", where="target.source.revision",
-                         remedy="pin the 40 hex digits of a commit")  # fmt: skip
+    revision = require_commit(repo, revision, where)
     with _errors(repo, revision):
         from huggingface_hub import HfApi
 
         info = HfApi(token=token() or False).model_info(repo, revision=revision, files_metadata=True)
     files = tuple(sorted(_wanted(info.siblings or []), key=lambda file: file.name))
+    if outside := [file.name for file in files if file.name.startswith("/") or ".." in file.name.split("/")]:
+        raise DamageError(f"the hub lists a file outside the model: {outside[0]}", where=f"{repo}@{revision}",
+                          remedy="do not use this repository")  # fmt: skip
     if str(info.sha) != revision:
         raise DamageError(f"the hub answers with commit {info.sha}", where=f"{repo}@{revision}", remedy="check the pin")
     if not any(file.name.endswith(".safetensors") for file in files):
@@ -71,24 +94,28 @@ def listing(repo: str, revision: str | None) -> Listing:
     return Listing(repo, revision, files)
 
 
-def fetch(repo: str, revision: str | None, directory: Path, say: Say) -> Listing:
+def fetch(repo: str, revision: str | None, directory: Path, say: Say, where: str = TARGET) -> Listing:
     """Make ``directory`` hold the model at this commit, every file verified; costs no network when it does already.
 
-    Raises as `listing` does, and DamageError when a file is still not what the hub lists after it was fetched again.
+    Raises as `listing` does, HostError for a directory that cannot be written, and DamageError when a file is still not
+    what the hub lists after it was fetched again.
     """
     kept = recorded(directory)
     if kept and (kept.repo, kept.revision) == (repo, revision) and not verify(kept, directory, say):
+        if _seen(kept, directory) != _times(kept, directory) and os.access(directory, os.W_OK):
+            record(kept, directory)  # copied or touched since: the next look need not read it again
         return kept
-    found = listing(repo, revision)
+    found = listing(repo, revision, where)
+    _require_writable(directory)
     for again in (False, True):
         download(found, directory)
         if not (bad := verify(found, directory, say)):
             record(found, directory)
             return found
+        for name in bad:
+            (directory / name).unlink(missing_ok=True)
         if not again:
             say(f"not what the hub lists, fetched again: {', '.join(bad[:4])}")
-            for name in bad:
-                (directory / name).unlink(missing_ok=True)
     raise DamageError(f"{', '.join(bad[:4])} not what the hub lists, even fetched twice", where=str(directory),
                       remedy="look for a cache or proxy on the way that alters files")  # fmt: skip
 
@@ -134,9 +161,10 @@ def verify(found: Listing, directory: Path, say: Say, full: bool = False) -> lis
 
 def record(found: Listing, directory: Path) -> None:
     """Keep the list and the times of the verified files beside the model."""
+    times = _times(found, directory)
     files = {
         file.name: {**{key: value for key, value in vars(file).items() if value and key != "name"},
-                    "mtime_ns": (directory / file.name).stat().st_mtime_ns}
+                    "mtime_ns": times[file.name]}
         for file in found.files
     }  # fmt: skip
     write_json(directory / LIST, {"repo": found.repo, "revision": found.revision, "files": files})
@@ -161,12 +189,22 @@ def recorded(directory: Path) -> Listing | None:
 
 
 def token() -> str:
-    """HF_TOKEN, or the content of the file that HF_TOKEN_FILE or a mounted secret names; empty when there is none."""
+    """HF_TOKEN, or the content of the file that HF_TOKEN_FILE or a mounted secret names; empty when there is none.
+
+    Raises HostError for a file that is closed to this user.
+    """
     if given := os.environ.get("HF_TOKEN", "").strip():
         return given
     for name in (os.environ.get("HF_TOKEN_FILE", ""), *TOKEN_FILES):
         if name and Path(name).is_file():
-            return Path(name).read_text(encoding="utf-8").strip()
+            try:
+                return Path(name).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                user = os.getuid()
+                remedy = f"on the host: chown {user} the file that HF_TOKEN_FILE names"
+                raise HostError(
+                    f"the hub's token cannot be read by uid {user}: {error}", where=name, remedy=remedy
+                ) from None
     return ""
 
 
@@ -215,6 +253,21 @@ def _wanted(siblings: list[Any]) -> Iterator[HubFile]:
             large = item.lfs
             size = int((large.size if large else item.size) or 0)
             yield HubFile(name, size, str(large.sha256) if large else "", "" if large else str(item.blob_id or ""))
+
+
+def _times(found: Listing, directory: Path) -> dict[str, int]:
+    return {file.name: (directory / file.name).stat().st_mtime_ns for file in found.files}
+
+
+def _require_writable(directory: Path) -> None:
+    """Raises HostError with the command that opens the directory to this user."""
+    place = directory
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK | os.X_OK):
+        user = os.getuid()
+        raise HostError(f"closed to uid {user}, who is to fetch into it", where=str(directory),
+                        remedy=f"on the host, for the directory mounted there: chown {user} DIR")  # fmt: skip
 
 
 def _sound(file: HubFile, directory: Path, seen: dict[str, int]) -> bool:

@@ -32,12 +32,17 @@ def place(source: Mapping[str, Any]) -> Path:
     return Path(source["path"]) if source["kind"] == "dir" else MODELS / "targets" / str(source.get("sha256", ""))
 
 
+def hub_draft(repo: str, revision: str | None) -> dict[str, Any]:
+    """The source of a draft that a hub has, as `obtain` and `inspect` take it."""
+    return {"kind": "hub", "repo": repo, "revision": revision, "key": "speculative.draft_revision"}
+
+
 def obtain(source: Mapping[str, Any], name: str, into: Path, say: hub.Say) -> Obtained:
-    """Make ``into`` the target.  Raises HostError, UsageError or DamageError with the fix."""
+    """Make ``into`` the target or draft.  Raises HostError, UsageError or DamageError with the fix."""
     if source["kind"] == "dummy":
         raise UsageError("the engine makes this target's weights itself", where=name, remedy="nothing is to be fetched")
     if source["kind"] == "hub":
-        hub.fetch(str(source["repo"]), source.get("revision"), into, say)
+        hub.fetch(str(source["repo"]), source.get("revision"), into, say, source.get("key", hub.TARGET))
     elif source["kind"] != "dir":
         into.mkdir(parents=True, exist_ok=True)
         prepare(Spec({"source": dict(source), "name": name}, {}, into, threads=1))
@@ -45,16 +50,19 @@ def obtain(source: Mapping[str, Any], name: str, into: Path, say: hub.Say) -> Ob
 
 
 def inspect(source: Mapping[str, Any], directory: Path, say: hub.Say, full: bool = False) -> Obtained:
-    """Is ``directory`` this target, whole and unaltered?  Needs no network.
+    """Is ``directory`` this target or draft, whole and unaltered?  Needs no network.
 
     A model of a hub is compared with the list that was kept when it was fetched; ``full`` reads files again that have
     not changed in size and time since.  Raises UsageError or DamageError that names the first files.
     """
+    if source["kind"] == "hub":
+        hub.require_commit(str(source["repo"]), source.get("revision"), source.get("key", hub.TARGET))
     kept = hub.recorded(directory)
+    again = "k25stack stack fetch STACK " + ("--draft PROFILE" if source.get("key") else "--model")
     if kept is None:
         if source["kind"] == "hub":
             raise DamageError(f"no {hub.LIST}: it was never verified", where=str(directory),
-                              remedy="k25stack stack fetch STACK --model, with network")  # fmt: skip
+                              remedy=f"{again}, with network")  # fmt: skip
         facts = verify_target(directory)
         _same_revision(source, directory)
         return Obtained(directory, facts.tensors, facts.bytes, f"{facts.tensors} tensors as config.json says")
@@ -64,7 +72,7 @@ def inspect(source: Mapping[str, Any], directory: Path, say: hub.Say, full: bool
     if bad := hub.verify(kept, directory, say, full):
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise DamageError(f"missing or altered: {', '.join(bad[:3])}{more}", where=str(directory),
-                          remedy="k25stack stack fetch STACK --model gets these files again")  # fmt: skip
+                          remedy=f"{again} gets these files again")  # fmt: skip
     how = f"{len(kept.files)} files by size and hash"
     return Obtained(directory, len(kept.files), kept.bytes, how, hub.code_hashes(kept, directory))
 

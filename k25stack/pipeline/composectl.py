@@ -108,7 +108,7 @@ def image_id(image: str) -> str:
     done = run(["docker", "image", "inspect", "--format", "{{.Id}}", image], timeout_s=60, check=False)
     if done.returncode != 0:
         name = image.partition("/")[2].partition(":")[0]
-        own = image.startswith("k25stack/")
+        own = image.startswith("k25stack/") and "@" not in image  # a digest cannot be built, only fetched
         raise HostError(f"no image {image} on this host", where="docker image inspect",
                         remedy=f"k25stack stack build {name}" if own else f"docker pull {image}")  # fmt: skip
     return done.stdout.strip()

@@ -53,11 +53,12 @@ def _text(path: Path) -> str:
 
 def serve(site: Site, choice: Choice) -> Door:
     """Start a choice for good: once it is ready it counts as good.  Raises HostError that says why it is not."""
-    door = start(site, choice)
-    current = site.choice("current")
-    assert current is not None
-    site.remember(current)
-    site.note("pending", None)
+    with site.changing("serve"):
+        door = start(site, choice)
+        current = site.choice("current")
+        assert current is not None
+        site.remember(current)
+        site.note("pending", None)
     return door
 
 
@@ -87,8 +88,18 @@ class Verdict:
 def promote(site: Site, candidate: Choice, say: Say) -> Verdict:
     """Try a proven candidate in place of what is served; keep it when it is not slower, else put the old one back.
 
-    Raises UsageError when nothing is served, HostError when the candidate does not come up (the old one is back then).
+    Raises UsageError when nothing is served or an earlier change was broken off, HostError when the candidate does not
+    come up (the old one is back then).
     """
+    with site.changing("serve promote"):
+        return _promote(site, candidate, say)
+
+
+def _promote(site: Site, candidate: Choice, say: Say) -> Verdict:
+    if (good := site.choice("pending")) is not None:  # else what is up, and may be no good, would be put back later
+        raise UsageError(f"an earlier change was broken off; before it was {good.told()}", where=site.stack.name,
+                         remedy=f"k25stack serve rollback {site.source}, or serve what is to stay: "
+                         f"k25stack serve {site.source} PROFILE")  # fmt: skip
     current = site.choice("current")
     if current is None or not is_up(site, current):
         raise UsageError(
@@ -121,8 +132,8 @@ def promote(site: Site, candidate: Choice, say: Say) -> Verdict:
 
 
 def restore(site: Site, choice: Choice) -> Door:
-    """Serve an earlier choice again, as it was."""
-    door = start(site, choice)
+    """Serve an earlier choice again, as it was: its image, draft and environment, whatever the stack file says now."""
+    door = start(site.as_of(choice), choice)
     site.note("pending", None)
     return door
 
@@ -132,6 +143,11 @@ def rollback(site: Site) -> tuple[Choice, Door]:
 
     Raises UsageError when there is none.
     """
+    with site.changing("serve rollback"):
+        return _rollback(site)
+
+
+def _rollback(site: Site) -> tuple[Choice, Door]:
     current, pending = site.choice("current"), site.choice("pending")
     good = [Choice(**one) for one in site.read("good")]
     earlier = [one for one in good if current is None or not _alike(one, current)]
@@ -140,6 +156,7 @@ def rollback(site: Site) -> tuple[Choice, Door]:
         raise UsageError(
             "there is no earlier good server", where=site.stack.name, remedy="k25stack serve STACK PROFILE"
         )
+    site.note("pending", chosen)  # a second try of a rollback that was killed goes to the same one
     return chosen, restore(site, chosen)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import subprocess
 import time
@@ -18,8 +19,9 @@ from k25stack.pipeline.composectl import Compose, key_for
 from k25stack.pipeline.progress import Display, clock
 
 LOOK_S = 1.0
-ONE_SHOTS = ("ground", "prepare")
 ANSWER_S = 5.0
+FAULTS_ABOVE = re.compile(r": not started, \d+ faults? above")  # the last line of templates/script.sh.j2
+PREPARE = "prepare"
 GIVEN_UP = "k25stack-watch: given up"
 
 
@@ -75,30 +77,39 @@ def wait_ready(
 ) -> Door:
     """Follow the start until the supervisor calls the engine ready.  Raises HostError that says what stopped it."""
     display, begun = Display(), time.monotonic()
+    prepared = begun  # a download may take hours, and `ready_s` is the engine's
     door: Door | None = None
     while True:
         elapsed = time.monotonic() - begun
         started = starting.poll() == 0  # until then the one that answers may be the old one
         phase, door = _look(compose, profile, port, door)
+        if phase.startswith(PREPARE):
+            prepared = time.monotonic()
         if phase == "ready" and door is not None and started:
             display.line(f"{profile}: ready after {clock(elapsed)}")
             return door
         failed = _failed(compose, profile, starting, log)
         if failed is not None:
             raise failed
-        if elapsed > ready_s and phase != "prepare":
+        if time.monotonic() - prepared > ready_s:
             raise HostError(f"not ready after {ready_s:.0f} s ({phase})", where=profile,
                             remedy=f"docker compose logs {profile}, or serving.ready_s")  # fmt: skip
         display.show(profile, {"phase": phase, "done": elapsed, "total": 0.0, "unit": "s"}, elapsed)
         time.sleep(LOOK_S)
 
 
+def preparing(profile: str) -> tuple[str, str]:
+    """The services that get target and draft: neither counts against the time that an engine has."""
+    return PREPARE, f"{PREPARE}-{profile}"
+
+
 def _look(compose: Compose, profile: str, port: int, door: Door | None) -> tuple[str, Door | None]:
     """(phase in words, door once the proxy is up)."""
     found = compose.containers()
-    if found.get("prepare", {}).get("State") == "running":
-        told = compose.tail("prepare", 1)
-        return f"prepare: {told[-1]}" if told else "prepare", door
+    for service in preparing(profile):
+        if found.get(service, {}).get("State") == "running":
+            told = compose.tail(service, 1)
+            return f"{PREPARE}: {told[-1]}" if told else PREPARE, door
     if door is None and found.get("proxy", {}).get("State") == "running":
         try:
             door = door_of(compose, port)
@@ -129,18 +140,29 @@ def _gone(compose: Compose, row: dict[str, Any]) -> bool:
     return row.get("State") == "restarting" or (bool(row) and compose.restarts(str(row["ID"])) > 0)
 
 
+def complaint(lines: list[str]) -> str:
+    """What a container says of its end: its first fault, with its remedy, and how many others it found."""
+    said = [line for line in lines if line.startswith("error:") or GIVEN_UP in line]
+    faults = [line for line in dict.fromkeys(said) if not FAULTS_ABOVE.search(line)]  # a restart tells them again
+    if not faults:
+        return (said or lines or [""])[-1].removeprefix("error: ")
+    if GIVEN_UP in said[-1]:
+        return said[-1]
+    more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return faults[0].removeprefix("error: ") + more
+
+
 def _failed(compose: Compose, profile: str, starting: subprocess.Popen[bytes], log: Path) -> HostError | None:
     """Why the server will not come; None while it may."""
     if starting.poll() is None:
         return None
     found = compose.containers()
-    for service in (*ONE_SHOTS, profile):
+    for service in ("ground", *preparing(profile), "proxy", profile):
         row = found.get(service, {})
-        if _gone(compose, row):
-            lines = compose.tail(service, 60)
-            said = [line for line in lines if line.startswith("error:") or GIVEN_UP in line] or lines
-            what = (said[-1] if said else f"exit {row.get('ExitCode')}").removeprefix("error: ")
-            return HostError(f"it did not start: {what}", where=service, remedy=f"log: docker compose logs {service}")
+        fell = row.get("State") == "restarting" if service == "proxy" else _gone(compose, row)
+        if fell:
+            what = complaint(compose.tail(service, 60)) or f"exit {row.get('ExitCode')}"
+            return HostError(f"it did not start: {what}", where=service, remedy=f"log: docker logs {row.get('Name')}")
     if starting.returncode != 0:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         return HostError(f"docker compose: {lines[-1] if lines else 'no output'}", where=profile, remedy=f"log: {log}")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from k25stack.errors import HostError, UsageError
 from k25stack.proc import run
+from k25stack.stack.imagekey import image_content_key
 from k25stack.stack.images import CHECKOUT, OWN, read_lock
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Built:
     tag: str
     digest: str  # of the manifest that was written
     layers: tuple[tuple[str, str], ...]  # (size, instruction) of our layers, the first one first
+    key: str  # K25_IMAGE_KEY in it: kernels that are compiled at run time are kept by it
 
 
 def machine() -> Wanted:
@@ -59,8 +62,10 @@ def machine() -> Wanted:
     return Wanted(ca_bundle=file("PIP_CERT", "SSL_CERT_FILE"), pip_conf=file("PIP_CONFIG_FILE"), wheels=wheels)
 
 
-def build_argv(lock: ImageLock, name: str, wanted: Wanted, revision: str, metadata: str = "") -> list[str]:
-    """The command that builds one image.
+def build_argv(
+    lock: ImageLock, name: str, wanted: Wanted, revision: str, metadata: str = "", key: str = ""
+) -> list[str]:
+    """The command that builds one image; ``key`` is what ``content_key`` says.
 
     Raises UsageError for an unknown name, and for a base without a digest.
     """
@@ -77,6 +82,7 @@ def build_argv(lock: ImageLock, name: str, wanted: Wanted, revision: str, metada
         "MIN_DRIVER": pin.min_driver,
         "REVISION": revision,
         "DEBIAN_SNAPSHOT": wanted.snapshot,
+        "KEY": key,
     }
     tag = wanted.tag or OWN.format(name)
     argv = [
@@ -111,6 +117,23 @@ def build_argv(lock: ImageLock, name: str, wanted: Wanted, revision: str, metada
     return [*argv, "--output", output, "."]
 
 
+def content_key(lock: ImageLock, name: str, wanted: Wanted, root: Path = CHECKOUT) -> str:
+    """The key of what decides the image (``K25_IMAGE_KEY`` in it).  Raises UsageError as ``build_argv`` does."""
+    build = lock.build(name)
+    pin = lock.pin(build.base)
+    base = _content_of(wanted.base) if wanted.base else pin.pinned.rpartition("@")[2]
+    arguments = {"ENGINE": build.engine or pin.engine or "", "DEBIAN_SNAPSHOT": wanted.snapshot}
+    return image_content_key(root, build.file, name, base, arguments)
+
+
+def _content_of(image: str) -> str:
+    """Digest of an image that is named by it, id of one that Docker has here, else the name."""
+    if "@" in image or shutil.which("docker") is None:
+        return image.rpartition("@")[2]
+    done = run(["docker", "image", "inspect", "--format", "{{.Id}}", image], timeout_s=60, check=False)
+    return done.stdout.strip() if done.returncode == 0 else image
+
+
 def source(root: Path = CHECKOUT) -> tuple[str, int]:
     """Commit of a checkout (``-changed`` when files that go into images differ from it) and its time (Unix seconds).
 
@@ -134,13 +157,14 @@ def build(name: str, wanted: Wanted, say: Callable[[str], None], root: Path = CH
     revision, epoch = source(root)
     with tempfile.TemporaryDirectory() as scratch:
         metadata = Path(scratch) / "metadata.json"
-        argv = build_argv(lock, name, replace(wanted, containerd=_containerd()), revision, str(metadata))
+        key = content_key(lock, name, wanted, root)
+        argv = build_argv(lock, name, replace(wanted, containerd=_containerd()), revision, str(metadata), key)
         _follow(argv, {"SOURCE_DATE_EPOCH": str(epoch)} if wanted.archive else {}, say, root)
         told = json.loads(metadata.read_text(encoding="utf-8"))
     if wanted.archive:
         run(["docker", "load", "--quiet", "--input", wanted.archive], timeout_s=1800)
     tag = wanted.tag or OWN.format(name)
-    return Built(tag, str(told.get("containerimage.digest", "")), layers(tag))
+    return Built(tag, str(told.get("containerimage.digest", "")), layers(tag), key)
 
 
 def _containerd() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
@@ -13,6 +15,8 @@ OptionValue: TypeAlias = Scalar | tuple[Scalar, ...] | dict[str, object]
 Option: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]
 Role: TypeAlias = Literal["none", "baseline", "control", "draft"]
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Speculative(Section):
@@ -23,6 +27,7 @@ class Speculative(Section):
     topk: Positive = 1  # 1: a chain
     draft_tokens: Positive | None = None  # rows verified per round; null: k + 1 (a chain allows nothing else)
     draft: Text  # own | random | owner/name on a hub | a directory (starts with / or .)
+    draft_revision: Text | None = None  # of a hub's draft: the commit; anything else is not pinned and not fetched
     alternatives: tuple[Text, ...] = ()  # other drafts worth a try in its place; never taken by themselves
     attention_backend: Name | None = None  # of the draft; null: the engine's choice
 
@@ -34,6 +39,26 @@ class Speculative(Section):
         if self.topk > 1 and self.draft_tokens is None:
             raise problem("a tree (topk > 1) needs draft_tokens")
         return self
+
+    @model_validator(mode="after")
+    def _revision_of_a_hub(self) -> Speculative:
+        if self.draft_revision is not None and not self.hub_draft:
+            message = f"the draft {self.draft!r} comes from no hub; write draft_revision: null"
+            raise problem(message, "draft_revision")
+        return self
+
+    @property
+    def hub_draft(self) -> str:
+        """owner/name of a draft that comes from a hub; empty for any other."""
+        return self.draft if HUB_NAME.fullmatch(self.draft) else ""
+
+    @property
+    def unpinned(self) -> str:
+        """What is wrong with the pin of a hub's draft; empty when a commit decides its content, or no hub is asked."""
+        if not self.hub_draft or COMMIT.fullmatch(self.draft_revision or ""):
+            return ""
+        named = "no draft_revision is given" if self.draft_revision is None else f"{self.draft_revision!r} is no commit"
+        return f"the draft {self.draft} is not pinned: {named}"
 
     @property
     def rows(self) -> int:
@@ -76,3 +101,18 @@ class Serving(Section):
         if self.default not in self.profiles:
             raise problem(f"no profile {self.default!r}; there are {', '.join(self.profiles)}", "default")
         return self
+
+
+def how_to_pin(profile: str) -> str:
+    """The remedy for an unpinned draft of a profile."""
+    ask = f"`k25stack stack fetch STACK --draft {profile} -n` asks the hub for its newest one"
+    return f"write the 40 hex digits of a commit as speculative.draft_revision of {profile}; {ask}"
+
+
+def unpinned_drafts(profiles: Mapping[str, Profile]) -> list[str]:
+    """One line for people about every draft of a hub whose content may change any day."""
+    return [
+        f"profile {name}: {profile.speculative.unpinned} ({how_to_pin(name)})"
+        for name, profile in profiles.items()
+        if profile.speculative is not None and profile.speculative.unpinned
+    ]

@@ -26,7 +26,7 @@ class HubSource(Section):
 
     kind: Literal["hub"]
     repo: Text  # owner/name
-    revision: Text | None = None  # commit; null: the newest at the first fetch, which then is recorded
+    revision: Text | None = None  # commit; anything else is refused where it is fetched
 
 
 class DirSource(Section):

@@ -12,27 +12,18 @@ import pathlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
-import yaml
-from yaml.composer import Composer, ComposerError
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from yaml.parser import Parser
-from yaml.reader import Reader
-from yaml.resolver import BaseResolver
-from yaml.scanner import Scanner
+from typing import Any, NamedTuple, TypeAlias
 
 from k25stack.errors import StackError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
 
-INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,20})")
-FLOAT = re.compile(r"[-+]?((0|[1-9][0-9_]*)(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+INT = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,20})")  # as Python: an underscore stands between two digits
+FLOAT = re.compile(r"[-+]?((0|[1-9](_?[0-9])*)(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A position in a file; lines and columns count from 1."""
 
     file: str
@@ -43,8 +34,7 @@ class Place:
         return f"{self.file}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     value: bool | int | float | str | None
     place: Place
 
@@ -66,46 +56,15 @@ Tree: TypeAlias = Leaf | Items | Mapping
 Path: TypeAlias = tuple[str | int, ...]  # keys and list positions from the root
 
 
-class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
-    """PyYAML's composer without its resolver: every plain value arrives as text and is read here."""
-
-    def __init__(self, text: str) -> None:
-        Reader.__init__(self, text)
-        Scanner.__init__(self)
-        Parser.__init__(self)
-        Composer.__init__(self)
-        BaseResolver.__init__(self)
-
-    def compose_node(self, parent: Node | None, index: int) -> Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if getattr(event, "anchor", None) is not None:  # an alias names its anchor too
-            raise ComposerError(None, None, "anchors and aliases are not used here, use extends", event.start_mark)
-        return super().compose_node(parent, index)
-
-
 def parse(path: pathlib.Path) -> Mapping:
     """Read a YAML file whose top is a mapping.  Raises StackError with file, line and column."""
-    text = _read(path)
-    try:
-        node = _Loader(text).get_single_node()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = str(Place(str(path), mark.line + 1, mark.column + 1)) if mark else str(path)
-        problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise StackError(f"not valid YAML: {problem}", where=where) from None
-    except yaml.YAMLError as error:
-        raise StackError(f"not a text file: {str(error).splitlines()[0]}", where=str(path)) from None
-    except RecursionError:
-        raise StackError("nested too deeply to be a stack file", where=str(path)) from None
-    if node is None:
-        raise StackError("the file is empty", where=str(path), remedy="start from a copy: k25stack stack new")
-    tree = _convert(node, str(path), 0)
-    if not isinstance(tree, Mapping):
-        raise StackError("a stack file is a mapping of sections", where=str(tree.place))
-    return tree
+    from k25stack.stack.yamltree import compose
+
+    return compose(read(path), str(path))
 
 
-def _read(path: pathlib.Path) -> str:
+def read(path: pathlib.Path) -> str:
+    """The text of a file.  Raises StackError for one that is not there, too large or not UTF-8."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -121,44 +80,6 @@ def _read(path: pathlib.Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise StackError(f"not a text file (byte {error.start} is not UTF-8)", where=str(path)) from None
-
-
-def _convert(node: Node, file: str, depth: int) -> Tree:
-    place = Place(file, node.start_mark.line + 1, node.start_mark.column + 1)
-    if depth > MAX_DEPTH:
-        raise StackError("nested too deeply to be a stack file", where=str(place))
-    if isinstance(node, ScalarNode):
-        _refuse_tag(node, place, "tag:yaml.org,2002:str")
-        return Leaf(_scalar(node), place)
-    if isinstance(node, SequenceNode):
-        _refuse_tag(node, place, "tag:yaml.org,2002:seq")
-        return Items([_convert(child, file, depth + 1) for child in node.value], place)
-    assert isinstance(node, MappingNode)
-    _refuse_tag(node, place, "tag:yaml.org,2002:map")
-    items: dict[str, Tree] = {}
-    keys: dict[str, Place] = {}
-    for key_node, value_node in node.value:
-        at = Place(file, key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-        if not isinstance(key_node, ScalarNode):
-            raise StackError("a key must be plain text", where=str(at))
-        key = str(key_node.value)
-        if key == "<<":
-            raise StackError("YAML merge keys are not used here", where=str(at), remedy="use extends")
-        if key in items:
-            raise StackError(f"key {key!r} stands twice", where=str(at), remedy=f"first at line {keys[key].line}")
-        keys[key] = at
-        items[key] = _convert(value_node, file, depth + 1)
-    return Mapping(items, place, keys)
-
-
-def _refuse_tag(node: Node, place: Place, plain: str) -> None:
-    if node.tag != plain:
-        raise StackError(f"YAML tag {node.tag!r} is not used here", where=str(place), remedy="write the value plainly")
-
-
-def _scalar(node: ScalarNode) -> bool | int | float | str | None:
-    text = str(node.value)
-    return text if node.style is not None else read_scalar(text)  # quoted and block text stay text
 
 
 def read_scalar(text: str) -> bool | int | float | str | None:

@@ -60,7 +60,8 @@ class _Shard:
         self.offsets = self._whole("q", self._bytes("offsets"))
         self.names = self._bytes("doc_ids").decode(errors="replace").split("\n")
         steps = zip(self.offsets, self.offsets[1:], strict=False)
-        if len(self.names) != record.docs or len(self.offsets) != record.docs + 1 or any(b <= a for a, b in steps):
+        ends = (self.offsets[:1], self.offsets[-1:]) == (array("q", (0,)), array("q", (record.tokens,)))
+        if len(self.names) != record.docs or not ends or any(b <= a for a, b in steps):
             raise DamageError("offsets and doc_ids do not fit its rows", where=str(path), remedy=REMEDY)
 
     def text(self, number: int, place: int) -> Text:

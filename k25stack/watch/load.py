@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 
 FIRST = "start"  # from the exec to the first marker
-WARM = "warm"  # from the first good health answer (or its own marker) to the answer of the warm request
 
 
 class Phases:

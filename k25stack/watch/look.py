@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from k25stack.watch.policy import Policy
+from k25stack.watch.policy import Policy, Warm
 
 Outcome = Literal["fine", "refused", "saturated", "timeout", "bad"]
 MISSES = ("refused", "saturated", "timeout", "bad", "stalled")  # the last one is seen by two looks
 PIECE = 1 << 16
 LIMIT = 1 << 24  # bytes of an answer that are read
+DECLINED = (400, 404, 422, 501)  # statuses that say: not this kind of request
 
 
 @dataclass(frozen=True)
 class Look:
     """``refused``: nobody listens.  ``saturated``: no connection in time (the accept queue is full).
-    ``timeout``: connected, but no whole answer in time.  ``bad``: an answer of another kind.
+    ``timeout``: connected, but no whole answer in time.  ``bad``: an answer of another kind; ``declined`` when it says
+    in order that such a request is not served here.
     """
 
     outcome: Outcome
@@ -31,6 +33,7 @@ class Look:
     running: float | None = None  # None: not counted
     waiting: float = 0.0
     tokens: float = 0.0
+    declined: bool = False
 
     @property
     def busy(self) -> bool:
@@ -135,18 +138,18 @@ class Eye:
             return Look("bad", f"{url} answered {status}" + ("" if status != 200 else " without the expected metrics"))
         return Look("fine", "", running, _sum(self.waiting, text) or 0.0, _sum(self.tokens, text) or 0.0)
 
-    def warm(self, timeout_s: float) -> Look:
-        """Send the warm request: fine when it was answered in full."""
-        warm = self.policy.warm
-        if warm is None:
-            return Look("fine")
+    def warm(self, warm: Warm, timeout_s: float) -> Look:
+        """Send a warm request: fine when it was answered in full."""
         try:
             status, kind, text = fetch(warm.url, timeout_s, warm.body)
         except Failed as failed:
             return failed.look
         if status != 200:
-            return Look("bad", f"warm request answered {status}: {text[:200].decode(errors='replace').strip()}")
-        return Look("fine") if _whole(kind, text) else Look("bad", "the answer to the warm request was cut short")
+            said = text[:200].decode(errors="replace").strip()
+            return Look("bad", f"{warm.phase} request answered {status}: {said}", declined=status in DECLINED)
+        if not _whole(kind, text):
+            return Look("bad", f"the answer to the {warm.phase} request was cut short")
+        return Look("fine")
 
 
 def _whole(kind: str, text: bytes) -> bool:

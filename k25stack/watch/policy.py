@@ -6,6 +6,7 @@ renders it (``k25stack.engines.supervise``).
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from k25stack.errors import UsageError
 
 ENGINES = ("sglang", "vllm", "reference", "fake")
 STAY_DOWN = ("gpu_lost", "gpu_reset")  # fatal markers after which a restart cannot help
+WARM = "warm"  # load phase from the first good health answer (or its own marker) to the first warm request
 T = TypeVar("T")
 
 
@@ -32,10 +34,19 @@ class Counters:
 
 @dataclass(frozen=True)
 class Warm:
-    """The request that must be answered in full before the engine counts as ready."""
+    """A request that must be answered in full before the engine counts as ready.
+
+    Engines compile kernels when a request first needs them, so one of each kind that users send is asked for.  The name
+    names its load phase: ``warm`` alone, or ``warm NAME``.
+    """
 
     url: str
     body: Mapping[str, Any]
+    name: str = ""
+
+    @property
+    def phase(self) -> str:
+        return f"{WARM} {self.name}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -71,11 +82,12 @@ class Policy:
     health_url: str = "http://127.0.0.1:30000/health"
     metrics_url: str | None = None  # None: no heartbeat by tokens, health alone
     counters: Counters = field(default_factory=Counters)
-    warm: Warm | None = None  # None: ready once health answers 200
+    warm: tuple[Warm, ...] = ()  # one after the other; empty: ready once health answers 200
     ready: Ready = field(default_factory=Ready)
     ready_s: float = 1800.0  # a start that takes longer has failed
     heartbeat_s: float = 20.0  # T: time between two looks
     misses: int = 3  # in a row
+    compile_s: float = 900.0  # a stall while a compiler runs below the engine is no miss for so long
     restart: Restart = field(default_factory=Restart)
     grace_s: float = 120.0  # from SIGTERM to the last SIGKILL
     history: Path | None = None  # the supervisor's own ledger file, <writer>.jsonl
@@ -135,9 +147,24 @@ def _part(kind: Callable[..., T], **readers: Callable[[Any, str], Any]) -> Calla
         try:
             return kind(**_take(raw, where, readers))
         except TypeError:  # a key without a default
-            raise UsageError(f"keys {', '.join(readers)} are needed", where=where) from None
+            parts = inspect.signature(kind).parameters.values()
+            needed = ", ".join(part.name for part in parts if part.default is part.empty)
+            raise UsageError(f"keys {needed} are needed", where=where) from None
 
     return read
+
+
+def _warm(raw: Any, where: str) -> tuple[Warm, ...]:
+    """Null, one object (without a name), or a list of objects with names of their own."""
+    if raw is None:
+        return ()
+    read = _part(Warm, url=_url, body=_object, name=_label)
+    if not isinstance(raw, (list, tuple)):
+        return (read(raw, where),)
+    found = tuple(read(one, f"{where}: {number}") for number, one in enumerate(raw))
+    if len({one.name for one in found}) < len(found):
+        raise UsageError("two requests have one name", where=where, remedy="name each after what it warms")
+    return found
 
 
 def _maybe(reader: Callable[[Any, str], T]) -> Callable[[Any, str], T | None]:
@@ -148,6 +175,10 @@ def _text(raw: Any, where: str) -> str:
     if not isinstance(raw, str) or not raw:
         raise UsageError(f"text is expected, not {_kind(raw)}", where=where)
     return raw
+
+
+def _label(raw: Any, where: str) -> str:
+    return "" if raw == "" else _text(raw, where)
 
 
 def _engine(raw: Any, where: str) -> str:
@@ -227,11 +258,12 @@ READERS: dict[str, Callable[[Any, str], Any]] = {
     "health_url": _url,
     "metrics_url": _maybe(_url),
     "counters": _part(Counters, running=_names, waiting=_names, tokens=_names),
-    "warm": _maybe(_part(Warm, url=_url, body=_object)),
+    "warm": _warm,
     "ready": _part(Ready, host=_text, port=_whole(0, 65535)),
     "ready_s": _number(0.1, 7 * DAY),
     "heartbeat_s": _number(0.1, 3600.0),
     "misses": _whole(1, 100),
+    "compile_s": _number(0.0, DAY),
     "restart": _part(
         Restart,
         max=_whole(0, 1000),

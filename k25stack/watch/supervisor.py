@@ -32,11 +32,11 @@ from k25stack.watch.cause import Cause
 from k25stack.watch.child import KILL_S, Child, kill_rest, reap
 from k25stack.watch.history import History
 from k25stack.watch.lease import Lease
-from k25stack.watch.load import WARM, left_s
+from k25stack.watch.load import left_s
 from k25stack.watch.look import listens
 from k25stack.watch.looker import Looker, Report
 from k25stack.watch.page import Status, serve
-from k25stack.watch.policy import Policy
+from k25stack.watch.policy import WARM, Policy
 
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 KILLED = 137
@@ -65,6 +65,8 @@ class Supervisor:
         self.restarts: Counter[str] = Counter()
         self.misses: Counter[str] = Counter()
         self.report: Report | None = None
+        self.warming = ""  # which warm request is out
+        self.compiling = ""  # compilers that ran at the last look
         self.looked_at: float | None = None  # last look that was no miss
         self.oom = causes.oom_counter()
         self.code: int | None = None
@@ -99,7 +101,7 @@ class Supervisor:
         self.lease.take()
         self.usual = self.history.phases()
         self.oom = causes.oom_counter()
-        self.pending = None
+        self.pending, self.warming, self.compiling = None, "", ""
         self.child = Child(self.policy, self.argv, self.lease.descriptors())
         self._enter("starting", f"pid {self.child.pid}")
         self.history.note("start", pid=self.child.pid, argv0=self.argv[0], engine=self.policy.engine)
@@ -114,12 +116,21 @@ class Supervisor:
             return  # of an earlier life
         if report.step == "healthy":
             self.child.phases.begin(WARM)
+        elif report.step == "warming":
+            self.child.phases.begin(report.kind)
+            self.warming = f"{report.kind} request, {report.row} of {len(self.policy.warm)}"
+            self._say(self.warming)
+        elif report.step == "declined":
+            self._say(f"passed over: {report.text}")
+            self.history.note("declined", phase=report.kind, text=report.text)
         elif report.step == "warm" and self.state == "starting":
             self._ready(self.child)
         elif report.step == "unfit" and self.state == "starting":
-            self._heal(Cause("unfit", f"it answers, but the warm request fails: {report.text}"))
+            self._heal(Cause("unfit", f"it answers, but the {report.kind} request fails: {report.text}"))
         elif report.step == "beat":
             self._on_beat(self.child, report)
+        elif report.step == "compiling":
+            self._on_compiling(report)
 
     def _ready(self, child: Child) -> None:
         child.phases.finish()
@@ -132,7 +143,7 @@ class Supervisor:
         self.history.note("ready", pid=child.pid, seconds=round(total, 3), phases=seconds)
 
     def _on_beat(self, child: Child, report: Report) -> None:
-        self.report = report
+        self.report, self.compiling = report, ""
         if report.row:
             self.misses[report.kind] += 1
             self._say(f"miss {report.row} of {self.policy.misses}: {report.kind}: {report.text}")
@@ -142,6 +153,16 @@ class Supervisor:
             self._terminate()
         elif self.state == "ready" and report.unhealthy:
             self._heal(causes.of_heartbeat(report.kind, report.text, child.marker()))
+
+    def _on_compiling(self, report: Report) -> None:
+        """No token came, and compilers run below the engine: no miss."""
+        if report.look.running is not None:
+            self.report = report  # else the counters are the last ones seen: a drain goes by them
+        self.looked_at = time.monotonic()
+        if not self.compiling:
+            self._say(f"no token since the last look while the engine compiles ({report.text}): no miss")
+            self.history.note("compiling", compilers=report.text)
+        self.compiling = report.text
 
     def _too_slow(self) -> None:
         assert self.child is not None
@@ -302,16 +323,19 @@ class Supervisor:
     def status(self) -> Status:
         """What /status shows; called by the page's threads, so it reads each thing once."""
         child, report, looked_at, last = self.child, self.report, self.looked_at, self.last
+        text, warming = self.text, self.warming
         phases = None if child is None else child.phases
         load: dict[str, Any] = {"phase": None, "seconds": {}, "usual": self.usual, "left_s": None}
         if phases is not None:
             load |= {"seconds": phases.seconds()}
             if phases.end is None:
                 load |= {"phase": phases.now, "left_s": left_s(phases, self.usual)}
+                if warming and self.state == "starting":
+                    text = f"{text}, {warming}, for {load['seconds'][phases.now]:.0f} s"
         return {
             "state": self.state,
             "ready": self.state == "ready",
-            "text": self.text,
+            "text": text,
             "since": round(self.since, 3),
             "engine": self.policy.engine,
             "pid": os.getpid(),
@@ -320,6 +344,7 @@ class Supervisor:
             "row": 0 if report is None else report.row,
             "look": None if report is None else {"outcome": report.look.outcome, "running": report.look.running,
                                                  "waiting": report.look.waiting, "tokens": report.look.tokens},
+            "compiling": self.compiling,
             "look_age_s": None if looked_at is None else round(time.monotonic() - looked_at, 3),
             "misses": dict(self.misses),
             "restarts": dict(self.restarts),

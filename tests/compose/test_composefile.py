@@ -18,7 +18,7 @@ from k25stack.stack import load_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("kimi-k2.5-8x-rtx-pro-6000", "smollm2-vllm-cpu")
-ONE_SHOTS = {"ground", "prepare", "prometheus-ground"}
+ONE_SHOTS = {"ground", "prepare", "prepare-sglang-eagle3-aq", "prometheus-ground"}
 
 
 @cache
@@ -72,7 +72,7 @@ def test_engines_have_no_way_out_and_a_model_that_cannot_be_written(name: str) -
     text = files_of(name)[layout(load_stack(ROOT / "stacks" / f"{name}.yaml")).file]
     whole = yaml.safe_load(text)
     assert whole["networks"]["engine"] == {"internal": True}
-    engines = {service: one for service, one in whole["services"].items() if "profiles" in one}
+    engines = {service: one for service, one in whole["services"].items() if "profiles" in one and "labels" in one}
     assert all(one["profiles"] == [service] for service, one in engines.items())
     for one in engines.values():
         assert list(one["networks"]) == ["engine"] and one["networks"]["engine"]["aliases"] == ["engine"]
@@ -97,9 +97,10 @@ def policy_of(name: str, profile: str) -> dict[str, Any]:
 
 def test_the_hub_token_is_a_file_of_prepare_alone() -> None:
     whole = yaml.safe_load(files_of("kimi-k2.5-8x-rtx-pro-6000")["compose.yaml"])
-    assert [service for service, one in whole["services"].items() if one.get("secrets")] == ["prepare"]
-    assert list(whole["services"]["prepare"]["networks"]) == ["outside"]
-    assert not any("outside" in one.get("networks", ()) for name, one in whole["services"].items() if name != "prepare")
+    outside = {service for service, one in whole["services"].items() if "outside" in one.get("networks", ())}
+    assert outside == {service for service, one in whole["services"].items() if one.get("secrets")}
+    assert outside == {"prepare", "prepare-sglang-eagle3-aq"}
+    assert all(list(whole["services"][service]["networks"]) == ["outside"] for service in outside)
     assert (
         yaml.safe_load(files_of("smollm2-vllm-cpu")["compose.cpu.yaml"])["services"]["prepare"]["network_mode"]
         == "none"

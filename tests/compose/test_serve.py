@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +18,7 @@ import pytest
 
 from tests.compose.serve_twin import ROOT, STACK, Twin, fake_image, free_port, plain_compose
 
+ABSENT = f"k25stack/cpu@sha256:{'0' * 64}"
 pytestmark = [pytest.mark.twins, pytest.mark.timeout(900)]
 
 
@@ -54,7 +59,8 @@ def test_every_profile_is_a_valid_compose_file(twin: Twin) -> None:
         profiles = twin.docker(*words, "config", "--profiles").split()
         for profile in profiles:
             found = twin.docker(*words, "--profile", profile, "config", "--services").split()
-            assert {"proxy", "prepare", "ground", profile, "prometheus"} == set(found) - {"prometheus-ground"}
+            asked = {"prometheus-ground", f"prepare-{profile}"}  # the second where a hub has the profile's draft
+            assert {"proxy", "prepare", "ground", profile, "prometheus"} == set(found) - asked
 
 
 def test_plain_compose_up_serves_from_a_clean_clone(twin: Twin, images: dict[str, str], tmp_path: Path) -> None:
@@ -107,6 +113,7 @@ def test_bad_input_stops_before_anything_starts(twin: Twin, images: dict[str, st
         (["nope"], 2, "no profile 'nope'"),
         (["own"], 2, "runs in this package"),
         (["vllm-baseline", "--target", "target", "--image", "k25stack/nobody:local"], 3, "k25stack stack build nobody"),
+        (["vllm-baseline", "--target", "target", "--image", ABSENT], 3, f"docker pull {ABSENT}"),
         (["vllm-baseline", "--target", str(tmp_path), "--image", images["fast"]], 2, "no config.json"),
         (["vllm-baseline", "--target", str(torn), "--image", images["fast"]], 1, "model.safetensors"),
         (["vllm-baseline", "--target", str(closed), "--image", images["fast"]], 3, "chmod -R a+rX"),
@@ -116,10 +123,45 @@ def test_bad_input_stops_before_anything_starts(twin: Twin, images: dict[str, st
         done = twin.serve(*argv, check=False)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
         assert done.stderr.strip().startswith("error: ") and "Traceback" not in done.stderr
-    with socket.create_server(("127.0.0.1", twin.port)):
+    for port, more in ((twin.port, []), (int(twin.env["K25_PROMETHEUS_PORT"]), ["--monitoring"])):
+        with socket.create_server(("127.0.0.1", port)):
+            done = twin.serve(*good, *more, check=False)
+            assert (done.returncode, f"port {port}" in done.stderr) == (3, True), done.stderr
+    lease = twin.root / "lease" / "gpu.lease"
+    with lease.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         done = twin.serve(*good, check=False)
-        assert (done.returncode, f"port {twin.port}" in done.stderr) == (3, True), done.stderr
+        assert (done.returncode, "lease of this host" in done.stderr) == (3, True), done.stderr
+    lease.unlink()
     assert twin.left() == {"containers": [], "networks": [], "volumes": []}
+
+
+def test_keys_that_are_none_stop_the_start_at_once(twin: Twin, images: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "api-keys").write_text("ann user short\n")
+    for place in (tmp_path, *tmp_path.parents):
+        if place.is_relative_to(twin.root.parent):
+            place.chmod(0o777)
+    keyed = Twin(twin.root, {**twin.env, "K25_SECRETS": str(tmp_path)}, twin.port)
+    done = keyed.serve(*given(twin, images["fast"]), check=False)
+    assert done.returncode == 3 and "api-keys:1: the key is shorter than 32 characters" in done.stderr, done.stderr
+    keyed.k25("stop", "server", str(STACK), "-y")
+    assert twin.left() == {"containers": [], "networks": [], "volumes": []}
+
+
+def test_a_killed_serve_is_taken_up_by_the_next(twin: Twin, images: dict[str, str]) -> None:
+    words = ["serve", str(STACK), *given(twin, images["fast"]), "--port", str(twin.port), "-y"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "k25stack.cli.main", *words], cwd=twin.root, env={**os.environ, **twin.env},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (twin.directory / "current.json").exists():
+        assert command.poll() is None
+        time.sleep(0.01)
+    command.kill()
+    command.wait()
+    twin.k25(*words)
+    assert twin.curl("/ready")[0] == 200
+    assert len(json.loads((twin.directory / "good.json").read_text())) == 1
 
 
 def test_it_serves_behind_the_proxy(twin: Twin, images: dict[str, str]) -> None:
@@ -216,6 +258,27 @@ def test_a_candidate_that_does_not_start_is_put_back(twin: Twin, images: dict[st
     assert done.returncode == 3, done.stderr
     assert "did not start" in done.stderr and "putting back" in done.stderr
     assert twin.current()["image_id"] == before["image_id"]
+    assert twin.curl("/ready")[0] == 200
+
+
+@pytest.mark.parametrize("moment", ["before the old one stops", "while the new one is measured"])
+def test_a_killed_promote_leaves_a_way_back(twin: Twin, images: dict[str, str], moment: str) -> None:
+    before = twin.current()
+    promote = ["serve", "promote", str(STACK), "--target", "target", "--image", images["slow"], "-y"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "k25stack.cli.main", *promote], cwd=twin.root, env={**os.environ, **twin.env},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    pending = twin.directory / "pending.json"
+    while not pending.exists() or (moment.startswith("while") and twin.current()["image_id"] == before["image_id"]):
+        assert command.poll() is None
+        time.sleep(0.01)
+    command.kill()
+    command.wait()
+    refused = twin.k25(*promote, check=False)
+    assert (refused.returncode, "an earlier change was broken off" in refused.stderr) == (2, True), refused.stderr
+    twin.k25("serve", "rollback", str(STACK), "-y")
+    assert (twin.current()["image_id"], pending.exists()) == (before["image_id"], False)
     assert twin.curl("/ready")[0] == 200
 
 

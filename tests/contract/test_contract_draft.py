@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +329,29 @@ def test_a_copied_directory_is_the_same_draft(llama: tuple[Path, Case], tmp_path
     directory, case = llama
     shutil.copytree(directory, tmp_path / "copy")
     assert judge(tmp_path / "copy", case, deep=True).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("engine", ["sglang@0.5.9", "sglang@0.5.20", "vllm@0.31.0", "reference"])
+@pytest.mark.parametrize("family", ["llama", "deepseek"])
+def test_the_list_that_a_fix_names_is_the_one_that_mends_it(tmp_path: Path, engine: str, family: str) -> None:
+    """The fix of C5 is typed into the config as it stands, and the check passes."""
+    kimi = replace(kimi_case().target, model_type="deepseek_v3")
+    case = llama_case() if family == "llama" else replace(kimi_case(), target=kimi)
+    directory = write_case(tmp_path / "draft", case)
+    for wrong in ([3, 4, 5], [6, 9, 2], [2, 2, 9], [0, 6, 9], [2, 6, 999]):
+        edit_config(directory, eagle_aux_hidden_state_layer_ids=wrong,
+                    eagle_config={"eagle_aux_hidden_state_layer_ids": wrong})  # fmt: skip
+        found = check_draft(directory, [engine], Question(layers=tuple(case.layers), target=case.target))
+        told = next(check for check in found.checks if check.id == "C5" and check.verdict is Verdict.FAIL)
+        assert told.fix.startswith('write "')
+        edit_config(directory, **json.loads("{" + told.fix.removeprefix("write ") + "}"))
+        found = check_draft(directory, [engine], Question(layers=tuple(case.layers), target=case.target))
+        assert {check.verdict for check in found.checks if check.id == "C5"} == {Verdict.PASS}
+
+
+def test_layers_that_no_list_captures_are_told_so(tmp_path: Path) -> None:
+    directory = write_case(tmp_path / "draft", kimi_case())
+    found = check_draft(directory, ["sglang@0.5.20"], Question(layers=(1, 30, 58), target=kimi_case().target))
+    told = next(check for check in found.checks if check.id == "C5")
+    assert told.verdict is Verdict.FAIL
+    assert "no list captures [1, 30, 58]" in told.fix

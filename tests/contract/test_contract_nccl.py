@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,3 +90,17 @@ def test_every_finding_has_evidence_and_a_way_out() -> None:
 @given(st.dictionaries(st.sampled_from(sorted(facts().names)), st.text(max_size=20), max_size=4))
 def test_any_value_is_judged(env: dict[str, str]) -> None:
     assert all(check.message for check in check_environment(env))
+
+
+VALUES = st.sampled_from(["", "0", "-1", "\u00b2", "\u0663", "9" * 5000, "0x", "1e3", "^", "^^", "LL;allreduce:^LL",
+                          ";;", ":LL", "a:", "Ring,", "sys", "99", "\n", "\ud800", "allreduce:Tree"])  # fmt: skip
+NAMES = st.sampled_from([*facts().names, "NCCL_", "NCCL_X"])
+OFTEN = st.sampled_from(["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_ALGO",
+                         "NCCL_PROTO", "NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"])  # fmt: skip
+
+
+@given(st.dictionaries(NAMES | OFTEN, VALUES, max_size=6), st.sampled_from(["", "2.19", "2.21.5", "2.30.7"]))
+@settings(max_examples=300, deadline=None)
+def test_any_values_are_judged(env: dict[str, str], version: str) -> None:
+    for check in check_environment(env, version):
+        json.dumps(check.as_dict(), allow_nan=False)

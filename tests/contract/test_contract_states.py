@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +18,12 @@ from typer.testing import CliRunner
 from k25stack.cli.check import check
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.contract.states import StatesQuestion, check_states
-from k25stack.contract.states_text import unique_bigrams
+from k25stack.contract.states_text import enough, unique_bigrams
+from k25stack.contract.states_values import odd_value
 from k25stack.draft.model import DraftModel
 from k25stack.draft.spec import DraftSpec
 from k25stack.errors import UsageError
+from k25stack.model.tensorfile import read_header
 from k25stack.reference.engine import Engine, EngineConfig
 from k25stack.reference.request import Request
 from k25stack.reference.target import Target
@@ -205,3 +209,65 @@ def test_damage_goes_before_everything(tmp_path: Path, tiny_target_dir: Path, sa
     assert (json.loads(done.stdout)["kind"], done.exit_code) == ("states", 1)
     with pytest.raises(UsageError, match=r"manifest\.json"):
         check_states(tmp_path)
+
+
+def patched(states: Path, name: str, code: str, place: int, values: list[int]) -> None:
+    """Write raw values over a tensor of the first shard, and the manifest's hash with them: wrong from the start."""
+    path = sorted((states / "shards").glob("*.safetensors"))[0]
+    info = read_header(path).tensors[name]
+    raw = bytearray(path.read_bytes())
+    struct.pack_into(f"<{len(values)}{code}", raw, info.begin + place, *values)
+    manifest = json.loads((states / "manifest.json").read_text())
+    record = next(one for one in manifest["shards"] if one["file"].endswith(path.name))
+    record["sha256"] = hashlib.sha256(raw).hexdigest()
+    path.write_bytes(raw)
+    (states / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("name", ["aux", "last"])
+@pytest.mark.parametrize("value", [0x7FC0, 0x7F80, 0xFF80])  # NaN and the infinities of bf16
+def test_states_that_are_no_numbers_are_found(
+    tmp_path: Path, tiny_target_dir: Path, samples: list[Any], name: str, value: int
+) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta())
+    wide = 64 * (3 if name == "aux" else 1)
+    patched(states, name, "H", 2 * wide * 200, [value] * wide * 5)  # five rows: seen among all, or by every third
+    for deep in (False, True):
+        found = [one for one in check_states(states, StatesQuestion(deep=deep)).checks if one.id == "D1"]
+        assert [one.verdict for one in found] == [Verdict.PASS, Verdict.FAIL], [one.as_dict() for one in found]
+        assert f"in {name} of shards/" in found[1].message
+
+
+def test_large_values_are_numbers() -> None:
+    assert odd_value(struct.pack("<4H", 0x7F7F, 0xFF7F, 0x3F80, 0x007F), "BF16") is None
+    assert odd_value(struct.pack("<4H", 0x3F80, 0x7F7F, 0xFFC1, 0), "BF16") == 4
+    assert odd_value(bytes((0x7E, 0x00, 0xFF)), "F8_E4M3") == 2
+
+
+@pytest.mark.parametrize("name", ["token_ids", "argmax"])
+@pytest.mark.parametrize("value", [-1, -(2**31), 512, 2**31 - 1])
+def test_ids_that_are_no_tokens_are_found(
+    tmp_path: Path, tiny_target_dir: Path, samples: list[Any], name: str, value: int
+) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta())
+    patched(states, name, "i", 4 * 20, [value])
+    found = [one for one in check_states(states, StatesQuestion(tiny_target_dir)).checks if one.id == "D1"]
+    assert found[-1].verdict is Verdict.FAIL
+    assert f"{name} of" in found[-1].message and str(value) in found[-1].message
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("value", [-1, 3, 1 << 40, 1 << 62, -(1 << 62)])
+def test_offsets_of_any_value_are_a_finding(
+    tmp_path: Path, tiny_target_dir: Path, samples: list[Any], place: int, value: int
+) -> None:
+    states = write(tmp_path / "s", tiny_target_dir, samples, meta())
+    path = sorted((states / "shards").glob("*.safetensors"))[0]
+    info = read_header(path).tensors["offsets"]
+    patched(states, "offsets", "q", (place * 8) % (info.end - info.begin), [value])
+    for deep in (False, True):
+        assert check_states(states, StatesQuestion(tiny_target_dir, deep=deep)).verdict is Verdict.FAIL
+
+
+def test_a_draft_without_weights_has_no_tokens_per_parameter() -> None:
+    assert [one.verdict for one in enough(10, 0)] == [Verdict.PASS]

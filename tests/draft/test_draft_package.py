@@ -11,8 +11,9 @@ import torch
 from draft_cases import SPEC, make_vocab, random_rows, write_target
 from safetensors.torch import load_file, save_file
 
+from k25stack.draft.directory import replacing_directory, sweep
 from k25stack.draft.model import DraftModel
-from k25stack.draft.package import program, replacing_directory
+from k25stack.draft.package import program
 from k25stack.draft.vocab import vocab_hash
 from k25stack.draft.weights import held_mask, load_draft
 from k25stack.errors import DamageError, UsageError
@@ -199,3 +200,27 @@ def test_an_error_leaves_the_earlier_draft(tmp_path: Path) -> None:
         raise RuntimeError
     assert (spec.out / "model.safetensors").read_bytes() == before
     assert sorted(child.name for child in spec.out.parent.iterdir()) == ["out", "progress.json"]
+
+
+def test_what_a_killed_try_left_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    """A conversion of 2.4 GB that is killed must not cost 2.4 GB of disk for ever."""
+    out = tmp_path / "draft"
+    stale = tmp_path / ".draft.abc.part"
+    stale.mkdir()
+    (stale / "model.safetensors").write_bytes(b"half")
+    with replacing_directory(out) as other:  # a second process at the same place, seen from the first
+        assert not stale.exists()
+        (other / "config.json").write_text("{}")
+        sweep(out)
+        assert other.exists()
+    assert [child.name for child in tmp_path.iterdir()] == ["draft"]
+
+
+def test_the_earlier_draft_comes_back_when_a_try_died_between_its_renames(tmp_path: Path) -> None:
+    out = tmp_path / "draft"
+    for place, text in ((tmp_path / ".draft.abc.old", "earlier"), (tmp_path / ".draft.abc.part", "later")):
+        place.mkdir()
+        (place / "config.json").write_text(text)
+    sweep(out)
+    assert (out / "config.json").read_text() == "earlier"
+    assert [child.name for child in tmp_path.iterdir()] == ["draft"]

@@ -100,6 +100,15 @@ def test_a_revision_is_passed_on(engine: str, version: str, launch: Launch) -> N
     assert "--revision" not in words(engine, launch)
 
 
+def test_a_draft_s_revision_is_passed_on(drafted: Launch) -> None:
+    pinned = replace(drafted, draft_revision="abc")
+    fields: dict[str, Any] = {"max_running": 8, "speculative": CHAIN}
+    assert after(words("sglang", pinned, **fields), "--speculative-draft-model-revision") == "abc"
+    assert '"revision":"abc"' in words("vllm", pinned, **fields)[-1]
+    for engine in ("sglang", "vllm"):
+        assert "revision" not in " ".join(words(engine, drafted, **fields))
+
+
 @pytest.mark.parametrize(
     ("engine", "option", "key"),
     [

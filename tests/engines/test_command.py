@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 from pathlib import Path
 
 import pytest
 
-from k25stack.engines.command import docker_bytes, image_engine, read_command
+from k25stack.engines.command import docker_bytes, image_engine, read_command, typed
 from k25stack.engines.sources import read_launch, read_script, read_source
 from k25stack.errors import UsageError
 
@@ -26,6 +28,14 @@ from k25stack.errors import UsageError
         ("docker run --gpus all -e A=b vllm/vllm-openai:v0.31.0 m -tp 8", "vllm", "0.31.0", "m -tp 8"),
         ("docker run --rm -it a/sglang:v0.5.20-cu130 python3 -m sglang.launch_server --x", "sglang", "0.5.20", "--x"),
         ("podman run --entrypoint= ghcr.io:5000/me/vllm-openai:dev vllm serve m", "vllm", "", "m"),
+        ("sudo -E docker run -itd -p8000:8000 -eA=b -v/a:/b -w /x vllm/vllm-openai:v0.31.0 m", "vllm", "0.31.0", "m"),
+        ("docker container run --gpus=all -d vllm/vllm-openai:v0.31.0 m --port 1", "vllm", "0.31.0", "m --port 1"),
+        ("docker compose run it python3 -m sglang.launch_server --x", "sglang", "", "--x"),
+        ("bash -lc 'cd /x && exec vllm serve m -tp 8 > log 2>&1 &'", "vllm", "", "m -tp 8"),
+        ("docker run -it a/sglang:v0.5.20 bash -c 'python3 -m sglang.launch_server --x'", "sglang", "0.5.20", "--x"),
+        ("docker run --entrypoint bash vllm/vllm-openai:v0.31.0 -c 'vllm serve m'", "vllm", "0.31.0", "m"),
+        ("bash -c 'echo hello'", "", "", "bash -c 'echo hello'"),
+        ("bash -c \"vllm serve 'm\"", "", "", "bash -c 'vllm serve '\"'\"'m'"),  # quotes that do not match
         ("--model-path m", "", "", "--model-path m"),
         ("ls -l", "", "", "ls -l"),
     ],
@@ -52,6 +62,9 @@ def test_serve_said_twice_is_seen(line: str) -> None:
 
 def test_environment_before_the_line_and_of_the_container() -> None:
     assert read_command(shlex.split("A=1 env B='x y' vllm serve m")).env == {"A": "1", "B": "x y"}
+    assert read_command(shlex.split("nohup env A=1 bash -c 'B=2 vllm serve m'")).env == {"A": "1", "B": "2"}
+    inner = read_command(shlex.split("docker run -e A=1 -eC=3 img sh -c 'B=2 vllm serve m'"))
+    assert inner.env == {"A": "1", "B": "2", "C": "3"}
     command = read_command(shlex.split("docker run -e A=1 --env=B=2 -p 127.0.0.1:8000:8000 --shm-size 32g img m"))
     assert command.env == {"A": "1", "B": "2"}
     assert command.container is not None
@@ -63,6 +76,13 @@ def test_images_tell_engine_and_version() -> None:
     assert image_engine("registry:5000/vllm/vllm-openai") == ("vllm", "")
     assert image_engine("debian:12.1.0") == ("", "")
     assert (docker_bytes("64m"), docker_bytes("1024"), docker_bytes("much")) == (64 << 20, 1024, None)
+
+
+def test_a_line_in_one_pair_of_quotes_is_the_line() -> None:
+    line = "python3 -m sglang.launch_server \\\n  --model-path '/a b' --tp-size 8 > log &"
+    assert typed([line]) == ["python3", "-m", "sglang.launch_server", "--model-path", "/a b", "--tp-size", "8"]
+    for words in (["drafts/mine"], ["vllm", "serve", "m"], [], ["it's no line"]):
+        assert typed(words) == words
 
 
 SCRIPT = """#!/bin/bash
@@ -142,3 +162,24 @@ def read_source_text(value: object) -> tuple[object, list[str]]:
     from k25stack.engines.sources import read_inspect
 
     return read_inspect(json.dumps(value), "inspect")
+
+
+WEIRD: list[object] = [None, True, 5, -1.5, "", "vllm serve m", [], [None], [5], {}, {"a": 1}, [["a"]], "\ud800"]
+
+
+@pytest.mark.parametrize("part", ["Config", "HostConfig"])
+def test_docker_inspect_of_any_shape_is_read_or_refused(part: str) -> None:
+    for key in (*INSPECT[0][part], "Privileged"):
+        for one in WEIRD:
+            item = json.loads(json.dumps(INSPECT))
+            item[0][part][key] = one
+            for value in (item, [{**item[0], part: one}], item[0]):
+                with contextlib.suppress(UsageError):
+                    read_source_text(value)
+
+
+def test_only_a_file_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (Path("/dev/zero"), tmp_path / "fifo", tmp_path):
+        with pytest.raises(UsageError, match="no file"):
+            read_source(path)

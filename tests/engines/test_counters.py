@@ -191,3 +191,19 @@ def test_the_reference_engine_counts_cut_rounds_itself() -> None:
     spec = {"verify_calls": 4, "accepted": 3, "proposed": 12, "histogram": [2, 1, 1, 0], "cut": 1}
     rounds = engines.get("reference").request_counters({"usage": {"completion_tokens": 9, "spec": spec}})
     assert rounds == RoundCounts(4, 3, 12, (2, 1, 1, 0), 1)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "nan"])
+def test_what_is_no_number_is_no_count(value: str) -> None:
+    """A gauge that nobody has set is NaN: it is left out, and what must be there is then missing."""
+    text = VLLM.replace("} 100.0", f"}} {value}").replace("} 60.0", f"}} {value}")
+    found = engines.get("vllm").counters(text)
+    assert (found.verify_calls, found.accepted, found.per_position, found.rounds()) == (None, 110, (0, 35, 15), None)
+    with pytest.raises(UsageError, match="no metric"):
+        engines.get("vllm").counters(VLLM.replace("} 3.0", f"}} {value}"))
+
+
+@pytest.mark.parametrize("position", ["99999999999", "-1", "\u00b2", "x", ""])
+def test_positions_that_no_round_has_are_passed_over(position: str) -> None:
+    found = engines.get("vllm").counters(VLLM.replace('position="2"', f'position="{position}"'))
+    assert found.per_position == (60, 35)

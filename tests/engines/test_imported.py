@@ -106,6 +106,20 @@ def test_vllm_json_and_negative_flags() -> None:
     assert found.unmapped == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sglang serve m --speculative-algorithm EAGLE3 --speculative-draft-model-path a/b --speculative-num-steps 3 "
+        "--speculative-draft-model-revision abc",
+        """vllm serve m --speculative-config '{"method":"eagle3","model":"a/b","revision":"abc"}' """,
+    ],
+)
+def test_the_revision_of_a_draft_is_a_key_of_its_own(line: str) -> None:
+    found = import_command(read_command(shlex.split(line)), version="0.5.20" if line[0] == "s" else "0.31.0")
+    assert (found.profile["speculative"]["draft"], found.profile["speculative"]["draft_revision"]) == ("a/b", "abc")
+    assert "argv" not in found.profile
+
+
 def test_a_container_keeps_its_own_things_apart() -> None:
     line = (
         "docker run -e HF_TOKEN=x -e NCCL_PROTO=LL --shm-size 32g -p 8000:8000 vllm/vllm-openai:v0.31.0 serve m -tp 8"
@@ -123,3 +137,18 @@ def test_a_container_keeps_its_own_things_apart() -> None:
 def test_what_is_no_launch_of_a_real_engine_is_refused(line: str) -> None:
     with pytest.raises(UsageError, match="does not tell the engine"):
         import_command(read_command(shlex.split(line)))
+
+
+def test_a_value_that_is_none_is_left_out_and_listed() -> None:
+    """A file that would not load is no import."""
+    line = "sglang serve m --tp-size eight --mem-fraction-static much --port 30000"
+    found = import_command(read_command(shlex.split(line)), version="0.5.20")
+    assert found.profile == {"engine": "sglang", "version": "0.5.20"}
+    assert [text.partition(":")[0] for text in found.unmapped] == ["--tp-size", "--mem-fraction-static"]
+
+
+def test_secrets_are_named_and_what_only_sounds_so_is_kept() -> None:
+    line = "HF_TOKEN=a AWS_SECRET_ACCESS_KEY=b TOKENIZERS_PARALLELISM=false VLLM_API_KEY=c HOME=/ vllm serve m"
+    found = import_command(read_command(shlex.split(line)), version="0.31.0")
+    assert found.profile["env"] == {"TOKENIZERS_PARALLELISM": "false"}
+    assert [text.partition(":")[0] for text in found.unmapped] == ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY"]

@@ -49,7 +49,9 @@ def refusals(line: str, engine: str = "sglang", version: str = "0.5.20") -> list
         (MODEL + "--disable-radix-cache=true", [("unexpected", "--disable-radix-cache")]),
         (MODEL + "--disable-radix-cache true", [("stray", "true")]),
         (MODEL + "stray --tp-size 8", [("stray", "stray")]),
-        (MODEL + "-- --tp-size", [("stray", "--tp-size")]),
+        (MODEL + "-- --tp-size", [("stray", "--"), ("stray", "--tp-size")]),
+        (MODEL + "--", [("stray", "--")]),  # this parser has no place for a word alone
+        (MODEL + "---tp 8", [("name", "---tp")]),
         (MODEL + "--cuda-graph-config {bad", [("value", "--cuda-graph-config")]),
         (MODEL + "-z", [("name", "-z")]),
     ],
@@ -72,10 +74,31 @@ def test_what_the_engines_parser_would_refuse(line: str, expected: list[tuple[st
         ("m --speculative-config {bad", [("value", "--speculative-config")]),
         ("m --tensor-par 8", [("name", "--tensor-par")]),
         ("m --nothing.key 3", [("name", "--nothing")]),
+        ("m --tp 8", [("name", "--tp")]),  # -tp has one dash
+        ("m --dp 2", [("name", "--dp")]),  # ... and here the parser cannot even tell what is meant
+        ("m -t 8", [("name", "-t")]),
+        ("m -p 8", [("name", "-p")]),
+        ("m -O 3 -tp=8 -dcp 2", []),
+        ("m -O", [("name", "-O")]),
+        ("m --compilation-config 3", [("value", "--compilation-config")]),
+        ("m --attention-config x", [("value", "--attention-config")]),
+        ("m --mm-processor-kwargs x", [("value", "--mm-processor-kwargs")]),
+        ("m --", []),
     ],
 )
 def test_vllm_has_ways_of_its_own(line: str, expected: list[tuple[str, str]]) -> None:
     assert refusals(line, "vllm", "0.31.0") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [("m --tp 8", "write tensor-parallel-size"), ("m --dp 2", "write data-parallel-size"),
+     ("m -t 8", "write tensor-parallel-size"), ("m -port 8", "write --port"),
+     ("m --max-model-len x", "give a whole number, also as 32k, or auto")],
+)  # fmt: skip
+def test_the_fix_is_what_to_write(line: str, fix: str) -> None:
+    found = read(line, "vllm", "0.31.0")
+    assert [one.fix for one in found.refusals] == [fix]
 
 
 def test_every_problem_of_a_line_is_told_at_once() -> None:
@@ -107,10 +130,18 @@ def test_sizes_mean_what_each_engine_makes_of_them(word: str, engine: str, value
     assert sized(word, engine) == value
 
 
-@pytest.mark.parametrize(("word", "engine"), [("1.5Ki", "sglang"), ("1.5K", "vllm"), ("1K", "sglang"), ("", "vllm")])
+@pytest.mark.parametrize(
+    ("word", "engine"), [("1.5Ki", "sglang"), ("1.5K", "vllm"), ("1K", "sglang"), ("", "vllm"), ("9" * 5000, "vllm")]
+)
 def test_sizes_that_are_none(word: str, engine: str) -> None:
     with pytest.raises(ValueError):
         sized(word, engine)
+
+
+def test_sizes_beyond_any_number_are_refused() -> None:
+    for word in ("9" * 400 + "k", "9" * 400 + "K", "9" * 5000):
+        assert [kind for kind, _ in refusals(f"m --max-model-len {word}", "vllm", "0.31.0")] in ([], ["value"])
+        assert [kind for kind, _ in refusals(f"{MODEL} --context-length {word}")] == ["value"]
 
 
 def test_none_is_a_value_only_where_the_parser_says_so() -> None:

@@ -119,15 +119,7 @@ def test_eight_cards_are_judged_in_a_moment(healthy: Path) -> None:
     """0.3 s on a quiet machine, start included.  Here processor time is counted, which neighbours disturb less."""
     import resource
 
-    words = [
-        sys.executable,
-        "-c",
-        "from k25stack.cli.main import main; main()",
-        "check",
-        "host",
-        "--from",
-        str(healthy),
-    ]
+    words = [sys.executable, "-m", "k25stack", "check", "host", "--from", str(healthy)]
     best, wall = 9.0, 9.0
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -312,9 +312,8 @@ def test_an_interrupt_ends_the_worker_and_frees_the_lease(tmp_path: Path, number
     sleeper.write_text(script)
     sleeper.chmod(0o755)
     words = ["check", "host", "--live", "--profile", "1x-h200", "--python", str(sleeper)]
-    code = "import sys; from k25stack.cli.main import main; sys.exit(main())"
     command = subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-m", "k25stack", *words],
         env={**os.environ, "K25_STATE_DIR": str(tmp_path / "state")},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -179,7 +179,7 @@ def test_an_interrupt_ends_the_run_and_leaves_no_password_behind(work: Path) -> 
     before = set(Path("/dev/shm").glob("k25-ansible-*"))
     words = ["host", "up", str(work / "hosts.ini"), "--playbook", str(work / "site.yml"), "--limit", "good", "-y"]
     command = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from k25stack.cli.main import main; sys.exit(main())", *words],
+        [sys.executable, "-m", "k25stack", *words],
         env={**os.environ, "K25_BECOME_PASSWORD": "hunter2"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120

@@ -22,10 +22,17 @@ class Hub:
     token: str = ""  # gated when there is one
     listed: dict[str, bytes] = field(default_factory=dict)  # what the list says instead
     asked: list[str] = field(default_factory=list)  # files that were sent
+    others: dict[str, dict[str, bytes]] = field(default_factory=dict)  # more repositories, at the same commit
     url: str = ""
 
-    def siblings(self) -> list[dict[str, object]]:
-        return [self._sibling(name, self.listed.get(name, content)) for name, content in sorted(self.files.items())]
+    def files_of(self, path: str) -> tuple[str, dict[str, bytes]]:
+        """(repository, its files) of a path below /api/models/ or of a file's; empty when there is no such one."""
+        repos = {self.repo: self.files, **self.others}
+        found = next((repo for repo in repos if f"{path}/".startswith(f"{repo}/")), "")
+        return found, repos.get(found, {})
+
+    def siblings(self, files: dict[str, bytes]) -> list[dict[str, object]]:
+        return [self._sibling(name, self.listed.get(name, content)) for name, content in sorted(files.items())]
 
     def _sibling(self, name: str, content: bytes) -> dict[str, object]:
         entry: dict[str, object] = {"rfilename": name, "size": len(content), "blobId": blob(content)}
@@ -44,7 +51,7 @@ def blob(content: bytes) -> str:
 
 
 @contextmanager
-def serve(hub: Hub) -> Iterator[Hub]:
+def serve(hub: Hub, host: str = "127.0.0.1") -> Iterator[Hub]:
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -59,20 +66,24 @@ def serve(hub: Hub) -> Iterator[Hub]:
             if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 return self._send(401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "restricted"}, with_body)
             if path.startswith("/api/models/"):
-                known = path.startswith(f"/api/models/{hub.repo}")
-                told: object = {"id": hub.repo, "sha": COMMIT, "siblings": hub.siblings()}
+                repo, files = hub.files_of(path.removeprefix("/api/models/"))
+                siblings = hub.siblings(files)
+                asked = path.partition("/revision/")[2] or "main"
+                headers = {"Content-Type": "application/json"}
+                if not repo or asked not in (COMMIT, "main"):
+                    what = "RevisionNotFound" if repo else "RepoNotFound"
+                    return self._send(404, b"{}", {**headers, "X-Error-Code": what}, with_body)
+                told: object = {"id": repo, "sha": COMMIT, "siblings": siblings}
                 if f"/tree/{COMMIT}" in path:
                     told = [
-                        {**file, "type": "file", "path": file["rfilename"], "oid": file["blobId"]}
-                        for file in hub.siblings()
+                        {**file, "type": "file", "path": file["rfilename"], "oid": file["blobId"]} for file in siblings
                     ]
-                body = json.dumps(told).encode()
-                headers = {"Content-Type": "application/json"}
-                return self._send(200 if known else 404, body if known else b"{}", headers, with_body)
-            name = path.removeprefix(f"/{hub.repo}/resolve/{COMMIT}/")
-            if name not in hub.files:
+                return self._send(200, json.dumps(told).encode(), headers, with_body)
+            repo, files = hub.files_of(path.removeprefix("/"))
+            name = path.removeprefix(f"/{repo}/resolve/{COMMIT}/")
+            if name not in files:
                 return self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)
-            content = hub.files[name]
+            content = files[name]
             if with_body:
                 hub.asked.append(name)
             etag = hashlib.sha256(content).hexdigest() if name.endswith(LARGE) else blob(content)
@@ -89,8 +100,8 @@ def serve(hub: Hub) -> Iterator[Hub]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer((host, 0), Answer)
+    hub.url = f"http://{host}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

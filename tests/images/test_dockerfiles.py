@@ -28,6 +28,8 @@ def test_it_has_no_base_of_its_own_and_ends_as_an_ordinary_user(path: Path) -> N
     final = text[text.rindex("\nFROM ") :]
     users = [line for line in final.splitlines() if line.startswith("USER ")]
     assert users[-1] == "USER 10001:10001"
+    assert final.count("\nARG KEY\nENV K25_IMAGE_KEY=${KEY}\n") == 1
+    assert "\nRUN " not in final[final.index("ARG KEY") :], "it would be run again for every change of ours"
     for label in ("title", "revision", "base.digest"):
         assert f"org.opencontainers.image.{label}=" in final
 

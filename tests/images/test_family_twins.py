@@ -16,7 +16,7 @@ import pytest
 from docker_twin import DockerTwin
 
 from k25stack.errors import HostError
-from k25stack.stack.build import Built, Wanted, build
+from k25stack.stack.build import Built, Wanted, build, content_key
 from k25stack.stack.images import read_lock
 from tests.images.conftest import EPOCH, MARK, blobs, sealed
 
@@ -55,10 +55,9 @@ def made(
     name, tag = request.param, f"k25-images/{request.param}:family"
     archive = tmp_path_factory.mktemp("archive") / f"{name}.tar"
     given = {"PIP_CERT": wanted.ca_bundle, "PIP_CONFIG_FILE": wanted.pip_conf, "SOURCE_DATE_EPOCH": str(EPOCH)}
-    program = "import sys; from k25stack.cli.main import main; sys.exit(main())"
     words = ["stack", "build", name, "--base", wanted.base, "--tag", tag, "--archive", str(archive), "--json"]
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=tree, text=True, capture_output=True, timeout=600,
+        [sys.executable, "-m", "k25stack", *words], cwd=tree, text=True, capture_output=True, timeout=600,
         env={**os.environ, **given, "PYTHONPATH": str(tree)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -95,6 +94,7 @@ def test_each_says_what_it_is_and_what_it_was_made_from(docker_twin: DockerTwin,
         "k25stack.min-driver": pin.min_driver,
     }
     assert (config["User"], config.get("Entrypoint") or []) == ("10001:10001", [])
+    assert f"K25_IMAGE_KEY={made.said['key']}" in config["Env"]
 
 
 def test_what_was_installed_is_what_is_locked(docker_twin: DockerTwin, made: Made, tree: Path) -> None:
@@ -140,13 +140,19 @@ def test_a_patch_is_applied_or_ends_the_build(
     def answer(image: str) -> str:
         return sealed(docker_twin, image, "python3", "-c", f"import {package}; print({package}.answer())").strip()
 
+    def key(image: str) -> str:
+        return sealed(docker_twin, image, "sh", "-c", "echo $K25_IMAGE_KEY").strip()
+
+    plain = content_key(read_lock(), name, wanted, tree)
     made = built(PATCH)
     assert answer(made.tag) == "42"
+    assert key(made.tag) == made.key != plain, "its kernels are kept apart from those of the image without the patch"
     with pytest.raises(HostError, match=rf"answer\.patch: does not apply to {package}/__init__\.py at line 3"):
         built(PATCH.replace("-ANSWER = 41", "-ANSWER = 40"))
     with pytest.raises(HostError, match=r"answer\.patch: obsolete: .*\(delete the patch\)"):
         built(PATCH.replace("-ANSWER = 41", "-ANSWER = 40").replace("+ANSWER = 42", "+ANSWER = 41"))
-    assert answer(built(PATCH, "proxy").tag) == "41", "a patch of another image is left alone"
+    left_alone = built(PATCH, "proxy")
+    assert (answer(left_alone.tag), key(left_alone.tag)) == ("41", plain), "a patch of another image changes nothing"
     docker_twin.docker("image", "rm", made.tag)
 
 
@@ -155,11 +161,10 @@ def test_a_step_that_is_rendered_for_a_node_finds_its_program_and_its_files(
     docker_twin: DockerTwin, made: Made, tmp_path: Path
 ) -> None:
     docker_twin.docker("tag", made.tag, "k25stack/train-twin:local")
-    program = "import sys; from k25stack.cli.main import main; sys.exit(main())"
     stack = Path(__file__).resolve().parents[2] / "stacks/smollm2-cpu.yaml"
     words = ["stack", "render", str(stack), "--step", "prompts", "--to", "sbatch", "--image"]
     text = subprocess.run(
-        [sys.executable, "-c", program, *words, "k25stack/train-twin:local"], cwd=tmp_path, text=True,
+        [sys.executable, "-m", "k25stack", *words, "k25stack/train-twin:local"], cwd=tmp_path, text=True,
         capture_output=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     place = tmp_path / "runs/RUN/steps/KEY"

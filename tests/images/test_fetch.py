@@ -36,8 +36,7 @@ def stack(tmp_path: Path) -> Path:
 
 def fetch(hub: Hub, stack: Path, *words: str, token: str = "") -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "1", "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
-    start = "import sys; from k25stack.cli.main import main; sys.exit(main())"
-    program = [sys.executable, "-c", start, "stack", "fetch", str(stack), *words]
+    program = [sys.executable, "-m", "k25stack", "stack", "fetch", str(stack), *words]
     return subprocess.run(program, env=env, cwd=stack.parent, text=True, capture_output=True, timeout=120)
 
 
@@ -86,6 +85,7 @@ def test_what_the_hub_sends_must_be_what_it_lists(hub: Hub, stack: Path, tmp_pat
     assert done.returncode == 1
     assert "model.safetensors not what the hub lists, even fetched twice" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "model/k25stack-files.json").exists(), "nothing is recorded as verified"
+    assert not (tmp_path / "model/model.safetensors").exists(), "what was refused is not left to be served"
 
 
 def test_a_gated_model_wants_a_token(hub: Hub, stack: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def test_labels_say_what_it_is(docker_twin: DockerTwin, engine: tuple[Built, Pat
     ours = [what for _, what in engine[0].layers]
     assert ours[0].startswith("RUN") and "COPY /opt/k25stack/package" in ours[-2], "ours alone, our code last"
     assert not told.get("Entrypoint"), "the base's entrypoint is gone"
+    assert f"K25_IMAGE_KEY={engine[0].key}" in told["Env"] and re.fullmatch(r"[0-9a-f]{12}", engine[0].key)
     labels = told["Labels"]
     pin = read_lock().pin("sglang-0.5.20")
     assert labels["org.opencontainers.image.title"] == "k25stack/sglang"
@@ -68,7 +70,7 @@ def test_two_builds_without_a_cache_are_the_same_bytes(
 ) -> None:
     asked = replace(wanted, tag="k25-images/sglang:test", archive=str(tmp_path / "again.tar"), no_cache=True)
     again = build("sglang", asked, lambda line: None, tree)
-    assert again.digest == engine[0].digest
+    assert (again.digest, again.key) == (engine[0].digest, engine[0].key)
     assert (
         hashlib.sha256((tmp_path / "again.tar").read_bytes()).digest()
         == hashlib.sha256(engine[1].read_bytes()).digest()
@@ -149,9 +151,8 @@ def said(tree: Path, lock: Path, place: Path, *words: str) -> tuple[int, str]:
     if not (place / "tree/k25stack").exists():
         shutil.copytree(tree / "k25stack", place / "tree/k25stack")
     shutil.copy(lock, place / "tree/images/lock.yaml")
-    program = "import sys; from k25stack.cli.main import main; sys.exit(main())"
     done = subprocess.run(
-        [sys.executable, "-c", program, "stack", *words], cwd=place, text=True, capture_output=True, timeout=60,
+        [sys.executable, "-m", "k25stack", "stack", *words], cwd=place, text=True, capture_output=True, timeout=60,
         env={**os.environ, "PYTHONPATH": str(place / "tree")},
     )  # fmt: skip
     shutil.copy(place / "tree/images/lock.yaml", lock)

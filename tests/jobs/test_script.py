@@ -209,8 +209,19 @@ def spoil_index(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text("[]")
 
 
-def spoil_manifest(model: Path) -> None:
-    (model / "k25stack-manifest.json").write_text(json.dumps({"files": {"config.json": {"bytes": 99}}}))
+def listed(model: Path, **facts: int) -> None:
+    """The list that a verified download leaves, with one file of it as ``facts`` say."""
+    seen = (model / "config.json").stat()
+    files = {"config.json": {"size": seen.st_size, "mtime_ns": seen.st_mtime_ns, **facts}}
+    (model / "k25stack-files.json").write_text(json.dumps({"repo": "a/b", "revision": "0" * 40, "files": files}))
+
+
+def spoil_size(model: Path) -> None:
+    listed(model, size=99)
+
+
+def spoil_time(model: Path) -> None:
+    listed(model, mtime_ns=1)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +234,19 @@ def spoil_manifest(model: Path) -> None:
         (spoil_header, "no safetensors header"),
         (spoil_link, "a link to ../blobs/none, which is not here"),
         (spoil_index, "no weight index"),
-        (spoil_manifest, "config.json: 2 bytes, 99 belong there"),
+        (spoil_size, "config.json: 2 bytes, 99 belong there"),
+        (spoil_time, "config.json: altered since it was verified"),
     ],
 )
 def test_a_model_that_is_not_whole_is_named(tree: Tree, spoil: Any, says: str) -> None:
     spoil(tree.model)
     (fault,) = tree.faults()
     assert says in fault and str(tree.model) in fault
+
+
+def test_a_model_as_it_was_verified_is_whole(tree: Tree) -> None:
+    listed(tree.model)
+    tree.started()
 
 
 def test_a_model_of_one_file_needs_no_index(tree: Tree) -> None:

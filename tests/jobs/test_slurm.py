@@ -49,8 +49,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def rendered(*words: str | Path, to: str = "sbatch") -> str:
-    program = "import sys; from k25stack.cli.main import main; sys.exit(main())"
-    argv = [sys.executable, "-c", program, "stack", "render", *map(str, words), "--to", to]
+    argv = [sys.executable, "-m", "k25stack", "stack", "render", *map(str, words), "--to", to]
     return subprocess.run(argv, text=True, capture_output=True, timeout=60, check=True).stdout
 
 

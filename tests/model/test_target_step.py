@@ -174,7 +174,7 @@ def test_bad_targets_are_one_line_each(tiny_target_dir: Path, tmp_path: Path) ->
 def test_unknown_sources_say_what_is_known(tmp_path: Path, tiny_wheel: Any) -> None:
     for source, message in {
         "ftp": r"unknown kind of target 'ftp' \(one of wheel-gguf, dir, hub\)",
-        "hub": "is no commit",
+        "hub": "is not pinned",
     }.items():
         with pytest.raises(UsageError, match=message):
             run(tmp_path, {"kind": source, "repo": "a/b"}, tmp_path)

@@ -120,7 +120,8 @@ FILES = {
     "merge key": (b"a:\n  <<: {b: 1}\n", "use extends"),
     "tag": (b"a: !!python/name:os.system x\n", "YAML tag"),
     "key of a list": (b"? [a]\n: 1\n", "a key must be plain text"),
-    "deep": (b"[" * 5000, "nested too deeply"),
+    "deep": (b"[" * 5000, "maximum nesting depth"),
+    "rather deep": (b"[" * 30 + b"]" * 30, "nested too deeply"),
     "long": (b"a: 1\n" + b"#" * (1 << 20), "larger than"),
     "other yaml": (b"services: {web: {image: x}}\n", "unknown key"),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from k25stack.engines.command import read_command
 from k25stack.engines.launch import draft_name, launch_of, model_name
 from k25stack.engines.scan import Refusal, scan
 from k25stack.stack import load_stack
+from tests.twins import typed
 from tests.twins.mutations import mutate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,3 +136,24 @@ def test_our_reading_agrees_on_mutated_lines(python: str, engine: str, version: 
     assert disagreements == []
     assert MUTATED / 5 < taken < MUTATED * 4 / 5  # the mutations are neither all fatal nor all harmless
     assert stricter > 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "typed_lines"),
+    [("sglang", "0.5.20", typed.SGLANG), ("vllm", "0.31.0", typed.VLLM)],
+)
+def test_our_reading_agrees_on_typed_lines(
+    python: str, engine: str, version: str, typed_lines: tuple[str, ...]
+) -> None:
+    """Lines of every odd kind: the same answer, but where we are stricter by name or, in JSON, looser by name."""
+    looser = typed.LOOSER if engine == "vllm" else ()
+    lines = [shlex.split(line) for line in (*typed_lines, *looser)]
+    disagreements = []
+    for words, answer in zip(lines, answers(python, engine, version, lines), strict=True):
+        both, _ = refused(engine, version, words)
+        if answer["ok"] is bool(both):
+            disagreements.append((shlex.join(words), answer, [one.message for one in both]))
+    known = {shlex.join(shlex.split(line)) for line in looser}
+    print(f"{engine} {version}: {len(lines)} typed lines, {len(known)} of them looser by name")
+    assert [one for one in disagreements if one[0] not in known] == []
+    assert len(disagreements) == len(known)

@@ -11,6 +11,8 @@ port-taken        prints what an engine prints then and exits 1
 stalled           200 everywhere, three tokens, then none: its requests run on
 truncated         a stream breaks off in the middle of an event
 slow-first-token  the first token takes --slow-s
+slow-sampled      the first sampled request takes --slow-s, under a process named by --compiler (a program that waits)
+no-sampling       refuses sampled requests in order (400)
 exit-137          kills itself with SIGKILL
 gpu-lost          prints the driver's words and exits 1
 crash             exits 1 with a traceback
@@ -35,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from k25stack.engines import reference as names
 from tests.bench.fake_engine import Fake, bound, completion, models
 
-MODES = ("ok", "never-ready", "port-taken", "stalled", "truncated", "slow-first-token", "exit-137", "gpu-lost", "crash",
-         "stop")  # fmt: skip
+MODES = ("ok", "never-ready", "port-taken", "stalled", "truncated", "slow-first-token", "slow-sampled", "no-sampling",
+         "exit-137", "gpu-lost", "crash", "stop")  # fmt: skip
 LOAD = {
     "sglang": (
         "Load weight begin. avail mem=90.00 GB",
@@ -55,6 +57,8 @@ class Supervised(Fake):
     mode: str = "ok"
     after: int = 1
     slow_s: float = 0.0
+    compiler: str = ""
+    compiled: bool = False
     finished_tokens: int = 0
 
 
@@ -62,7 +66,24 @@ async def answer(fake: Fake, request: web.Request) -> web.StreamResponse:
     assert isinstance(fake, Supervised)
     if fake.completions >= fake.after:
         misbehave(fake)
+    sampled = (await request.json()).get("temperature")
+    if sampled and fake.mode == "no-sampling":
+        return web.json_response({"error": {"message": "greedy requests only"}}, status=400)
+    if sampled and fake.mode == "slow-sampled" and not fake.compiled:
+        await compile_first(fake)
     return await completion(fake, request)
+
+
+async def compile_first(fake: Supervised) -> None:
+    """As an engine that builds a kernel in the middle of a request: it counts as running, and no token comes."""
+    fake.compiled = True
+    fake.running += 1
+    builder = subprocess.Popen([fake.compiler, "3600"]) if fake.compiler else None
+    await asyncio.sleep(fake.slow_s)
+    fake.running -= 1
+    if builder is not None:
+        builder.kill()
+        builder.wait()
 
 
 def misbehave(fake: Supervised) -> None:
@@ -141,7 +162,7 @@ async def serve(options: argparse.Namespace) -> None:
     fake = Supervised(
         ttft_s=options.ttft_ms / 1000, step_s=options.step_ms / 1000, accepted=(), k=3,
         slots=asyncio.Semaphore(10_000), fault="none", fault_every=1, ids=False, engine=options.engine, mode=mode,
-        after=options.after, slow_s=options.slow_s,
+        after=options.after, slow_s=options.slow_s, compiler=options.compiler,
     )  # fmt: skip
     app = web.Application()
     app.router.add_get("/health", bound(fake, health))
@@ -170,6 +191,7 @@ if __name__ == "__main__":
     parser.add_argument("--after", type=int, default=1, help="completions before the mode sets in")
     parser.add_argument("--once", help="file that remembers the first life; later ones are ok")
     parser.add_argument("--slow-s", type=float, default=5.0)
+    parser.add_argument("--compiler", default="", help="program that waits so many seconds, under a compiler's name")
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--ttft-ms", type=float, default=0.0)
     parser.add_argument("--step-ms", type=float, default=0.0)

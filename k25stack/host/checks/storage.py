@@ -235,7 +235,7 @@ def sizes(text: str) -> dict[str, int]:
     severity=FAIL,
     sources=(MODEL_INDEX, MODEL_FILES),
     applies=has_model,
-    fix="fetch again what is missing (k25stack stack fetch), then verify the hashes (k25stack stack verify)",
+    fix="k25stack stack fetch STACK --into DIR fetches what is missing and verifies every file",
     source="Hugging Face safetensors index: every shard it names must be there",
 )
 def model_files(seen: Seen, profile: Profile) -> Judgement:
@@ -256,5 +256,5 @@ def model_files(seen: Seen, profile: Profile) -> Judgement:
     if "config.json" not in present:
         return bad("config.json is missing")
     return ok(
-        f"{plural(len(shards), 'shard')}, {held / GB:.1f} GB (sizes; hashes are checked by stack verify)", bytes=held
+        f"{plural(len(shards), 'shard')}, {held / GB:.1f} GB (sizes; hashes are checked by stack fetch)", bytes=held
     )

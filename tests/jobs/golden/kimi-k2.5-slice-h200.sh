@@ -105,6 +105,9 @@ else
   give TORCHINDUCTOR_CACHE_DIR "$jit"/inductor
   give TORCH_EXTENSIONS_DIR "$jit"/torch_extensions
   give FLASHINFER_WORKSPACE_BASE "$jit"/flashinfer
+  give TVM_FFI_CACHE_DIR "$jit"/tvm-ffi
+  give SGLANG_DG_CACHE_DIR "$jit"/deep_gemm
+  give SGLANG_CACHE_DIR "$jit"/sglang
   give CUDA_CACHE_PATH "$jit"/cuda
 fi
 

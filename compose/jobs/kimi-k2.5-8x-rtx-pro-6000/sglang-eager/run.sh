@@ -107,6 +107,9 @@ else
   give TORCHINDUCTOR_CACHE_DIR "$jit"/inductor
   give TORCH_EXTENSIONS_DIR "$jit"/torch_extensions
   give FLASHINFER_WORKSPACE_BASE "$jit"/flashinfer
+  give TVM_FFI_CACHE_DIR "$jit"/tvm-ffi
+  give SGLANG_DG_CACHE_DIR "$jit"/deep_gemm
+  give SGLANG_CACHE_DIR "$jit"/sglang
   give CUDA_CACHE_PATH "$jit"/cuda
 fi
 
@@ -127,8 +130,8 @@ import socket
 import struct
 
 INDEX = "model.safetensors.index.json"
-MANIFEST = "k25stack-manifest.json"
-FETCH = "fetch the model again: k25stack stack fetch model"
+LIST = "k25stack-files.json"
+FETCH = "get it again: docker compose up -d; by hand k25stack stack fetch STACK [--draft PROFILE] --into DIR"
 
 
 def inspect(asked):
@@ -186,7 +189,7 @@ def look_at_model(directory, weights):
         return
     if not whole(os.path.join(directory, "config.json")):
         return
-    by_manifest(directory)
+    by_list(directory)
     if weights:
         by_headers(directory)
 
@@ -210,18 +213,20 @@ def whole(path, size=None):
     return True
 
 
-def by_manifest(directory):
-    """Sizes as they were verified after the download, where that was noted."""
-    path = os.path.join(directory, MANIFEST)
+def by_list(directory):
+    """Size and time of every file as they were when it was compared with the hub's list, where that was noted."""
+    path = os.path.join(directory, LIST)
     if not os.path.exists(path):
         return
     try:
         with open(path, encoding="utf-8") as file:
             files = json.load(file)["files"]
         for name, facts in sorted(files.items()):
-            whole(os.path.join(directory, name), int(facts["bytes"]))
+            place = os.path.join(directory, name)
+            if whole(place, int(facts["size"])) and facts.get("mtime_ns", -1) != os.stat(place).st_mtime_ns:
+                fault(place, "altered since it was verified", FETCH)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        fault(path, "no manifest: {!r}".format(error), FETCH)
+        fault(path, "no list of files: {!r}".format(error), FETCH)
 
 
 def by_headers(directory):
