@@ -2,10 +2,13 @@
 
     python benchmarks/reference_speed.py TARGET                      everything
     python benchmarks/reference_speed.py TARGET --only generate --slots 96
+    python benchmarks/reference_speed.py TARGET --only generate --samples samples.jsonl     what a run really answered
 
 ``generate`` and ``extract`` use --processes processes of one thread, ``decode`` one of --threads threads.  Texts
 are random tokens of the demo's lengths (27 shared, then two prompts of 13 to 35 tokens for each of 60 to 230, answers
-of 40 to 160), since speed does not depend on what the tokens are; answers end by length.  Loading is not counted.
+of 40 to 160), since speed does not depend on what the tokens are; answers end by length.  With --samples, the file that
+the regenerate step leaves, generation has the prompts and the lengths of its answers, all of them in each repeat, every
+turn on its own.  Loading is not counted.
 Medians of --repeats.  Run it on an idle machine: `load` says how idle it was.
 
 ``roofline``: what the same processes reach when they do nothing but the matrix products of the layers and the head,
@@ -32,7 +35,7 @@ from k25stack.reference.answer import Ask, answer
 from k25stack.reference.exact import shape_exact
 from k25stack.reference.linear import prepacks
 from k25stack.reference.pool import Factory, Work, run_tasks
-from k25stack.reference.target import Target
+from k25stack.reference.target import Target, common_prefix
 from k25stack.train.memory import keep_freed_memory
 
 LAYERS = (10, 20, 29)
@@ -47,6 +50,8 @@ class Setup(NamedTuple):
     slots: int
     record: bool
     packed_tokens: int
+    samples: str = ""  # a file of a run
+    processes: int = 1
 
 
 class Timed(NamedTuple):
@@ -77,6 +82,14 @@ def texts(count: int, seed: int, vocab: int) -> list[tuple[tuple[int, ...], int]
     return sorted(found, key=lambda text: -len(text[0]))
 
 
+def recorded(setup: Setup, number: int) -> list[tuple[tuple[int, ...], int]]:
+    """One process' share of a run's prompts and the length of each answer, longest prompt first."""
+    lines = Path(setup.samples).read_text(encoding="utf-8").splitlines()[number % setup.processes :: setup.processes]
+    rows = [json.loads(line) for line in lines]
+    found = [(tuple(row["prompt_ids"]), len(row["response_ids"])) for row in rows]
+    return sorted(found, key=lambda text: -len(text[0]))
+
+
 def make_generator(setup: Setup) -> Work:
     """A task is (seed, documents): answer them in one batch of slots."""
     torch.set_num_threads(1)
@@ -85,12 +98,14 @@ def make_generator(setup: Setup) -> Work:
 
     def work(task: tuple[int, int], progress: Any) -> Timed:
         seed, count = task
-        asks = [Ask(prompt, response) for prompt, response in texts(count, seed, target.config.vocab)]
+        wanted = recorded(setup, seed) if setup.samples else texts(count, seed, target.config.vocab)
+        asks = [Ask(prompt, response) for prompt, response in wanted]
         begin = time.monotonic()
         layers = LAYERS if setup.record else None
         answers = answer(target, asks, slots=setup.slots, stop_ids=(), layers=layers)
         made = sum(len(reply.tokens) for reply in answers)
-        rows = made + sum(len(ask.prompt) - SHARED for ask in asks)
+        shared = common_prefix([ask.prompt for ask in asks])
+        rows = made + sum(len(ask.prompt) - shared for ask in asks)
         return Timed(made, operations(target, rows, made), begin, time.monotonic())
 
     return work
@@ -224,11 +239,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--slots", type=int, default=96)
     parser.add_argument("--documents", type=int, default=96, help="of one process and repeat")
+    parser.add_argument("--samples", default="", help="file of a run: its prompts, and as many tokens as it answered")
     parser.add_argument("--packed-tokens", type=int, default=1024)
     parser.add_argument("--no-record", action="store_true", help="generate without keeping states")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    setup = Setup(options.target, options.slots, not options.no_record, options.packed_tokens)
+    setup = Setup(
+        options.target, options.slots, not options.no_record, options.packed_tokens, options.samples, options.processes
+    )
     report: dict[str, Any] = {"command": shlex.join(sys.argv), "machine": machine()}
     ceiling = 0.0
     if options.only != "decode":

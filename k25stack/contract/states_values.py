@@ -65,15 +65,24 @@ def odd_value(data: bytes, kind: str) -> int | None:
 
 
 def tokens(texts: Sequence[Text], vocab: int | None) -> Iterator[Check]:
-    """Every token and every stored argmax is an id of the target.  ``vocab``: its size, None when it is not known."""
+    """Every token and every stored argmax is an id of the target.  ``vocab``: its size, None when it is not known.
+
+    Before a token that is not of the response, argmax may also be -1: not asked.
+    """
     most = vocab or 1 << 31
     for text in texts:
-        for name, ids in (("token_ids", text.token_ids), ("argmax", text.argmax)):
-            odd = [value for value in (min(ids, default=0), max(ids, default=0)) if not 0 <= value < most]
-            if odd:
-                message = f"{name} of {text.name} holds {odd[0]}, no token of " + (
-                    f"0..{vocab - 1}" if vocab else "any"
-                )
-                fix = "give the target that the states come from, or extract again"
-                yield Check("D1", GROUP, Verdict.FAIL, message, {"document": text.name, "vocab": vocab}, fix)
-                return
+        if (found := _odd_id(text, most)) is None:
+            continue
+        message = f"{found[0]} of {text.name} holds {found[1]}, no token of " + (f"0..{vocab - 1}" if vocab else "any")
+        fix = "give the target that the states come from, or extract again"
+        yield Check("D1", GROUP, Verdict.FAIL, message, {"document": text.name, "vocab": vocab}, fix)
+        return
+
+
+def _odd_id(text: Text, most: int) -> tuple[str, int] | None:
+    asked = [choice for choice, held in zip(text.argmax, text.supervised[1:], strict=False) if held]
+    for name, ids, least in (("token_ids", text.token_ids, 0), ("argmax", text.argmax, -1), ("argmax", asked, 0)):
+        for value in (min(ids, default=0), max(ids, default=0)):
+            if not least <= value < most:
+                return name, value
+    return None

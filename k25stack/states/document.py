@@ -24,7 +24,7 @@ class Document:
     loss_mask: Tensor  # bool [T], true where the token belongs to the response
     aux: Tensor  # bfloat16 [T, 3H], the residual stream at the input of three layers, side by side
     last: Tensor  # bfloat16 [T, H]
-    argmax: Tensor  # int32 [T], the target's greedy choice for token t+1 over its full vocabulary
+    argmax: Tensor  # int32 [T], the target's greedy choice for token t+1; -1 (not asked) if that is no response token
 
     @property
     def name(self) -> str:

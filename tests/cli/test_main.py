@@ -146,3 +146,15 @@ def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
     reader.wait()
     done = subprocess.run([*K25, "status"], cwd=tmp_path, stdout=reader.stdin, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("verb", "option"), [("check", "--engine"), ("serve", "--monitoring")])
+def test_the_help_of_a_verb_that_takes_a_thing_shows_its_options_and_its_commands(
+    verb: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([verb, "--help"], [verb, "a-thing", "--help"]):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert option in said and "FALLBACK" not in said
+    assert main([verb, "--help"]) == 0
+    assert "Commands:" in capsys.readouterr().out

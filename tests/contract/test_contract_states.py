@@ -87,9 +87,9 @@ def write(
         with writer.open(plan) as shard:
             for place in plan.members:
                 sample, aux, stream, last = samples[place]
-                document = Document.from_sample(
-                    sample, aux, stream if pre else last, loaded.argmax(last).to(torch.int32)
-                )
+                choices = loaded.argmax(last).to(torch.int32)
+                choices[: len(sample.prompt_ids) - 1] = choices[-1] = -1  # not asked, as our own extraction leaves them
+                document = Document.from_sample(sample, aux, stream if pre else last, choices)
                 shard.add(change(document) if change else document)
     writer.finish(plans)
     return directory
