@@ -1,11 +1,12 @@
-"""``k25stack check URL`` on a real engine that serves a draft which must be accepted whole, in under 190 seconds.
+"""``k25stack check URL`` on a real engine that serves a draft which must be accepted whole, in about four minutes.
 
-    python benchmarks/gpu_check_url.py WORK_DIR OUT.json [--seconds 185] [--vllm BIN_DIR]
+    python benchmarks/gpu_check_url.py WORK_DIR OUT.json [--seconds 300] [--vllm BIN_DIR]
 
 Target and draft: `clockwork_llama`, 22 and 17 MB, so that an engine starts as fast as it can.  SGLang 0.5.16 is meant;
 with ``--vllm`` the vLLM of that environment is asked instead (as ``make env-vllm`` makes it).  OUT.json is written anew
 after every part, and the engine's log lies beside it: a run that is cut keeps what it has.  SGLang compiles its small
-kernels one after another in the first request; here they are compiled side by side while it starts (``warm.log``).
+kernels one after another in the first requests, FlashInfer's for sampling among them (gpu_first_request.py); here they
+are compiled side by side while it starts (``warm.log``), and the kinds are asked when that is done.
 """
 
 from __future__ import annotations
@@ -83,12 +84,19 @@ def warm() -> None:
         make(*(kinds[value] if isinstance(value, str) else value for value in arguments))
         return time.monotonic() - begun
 
+    def sampling() -> float:
+        begun = time.monotonic()
+        import_module("flashinfer.sampling").get_sampling_module()
+        return time.monotonic() - begun
+
     for module in {module for module, _, _ in KERNELS}:
         import_module(f"sglang.jit_kernel.{module}")
-    with ThreadPoolExecutor(len(KERNELS)) as pool:
-        for kernel, future in [(kernel, pool.submit(one, *kernel)) for kernel in KERNELS]:
+    with ThreadPoolExecutor(len(KERNELS) + 1) as pool:
+        running = {kernel[1]: pool.submit(one, *kernel) for kernel in KERNELS}
+        running["sampling"] = pool.submit(sampling)
+        for name, future in running.items():
             error = future.exception()
-            print(kernel[1], error or f"{future.result():.1f} s", flush=True)
+            print(name, error or f"{future.result():.1f} s", flush=True)
 
 
 def sglang_argv(target: Path, draft: Path) -> list[str]:
@@ -223,6 +231,8 @@ def run(options: argparse.Namespace, book: Book) -> str:
             return "the engine did not start"
         book.put("listening", True)
         replies(options.vllm is None, book)
+        if options.vllm is None:
+            book.put("compiled", running[0].wait())
         checked(target, draft, log, book, options.seconds - book.seconds() - 15)
         return "done"
     finally:
@@ -236,7 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="check URL on a real engine with a draft that foresees all")
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=int, default=185, help="time for everything")
+    parser.add_argument("--seconds", type=int, default=300, help="time for everything")
     parser.add_argument("--vllm", type=Path, help="bin directory of an environment with vLLM, instead of SGLang")
     options = parser.parse_args()
     options.out = options.out.absolute()
