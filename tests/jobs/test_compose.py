@@ -108,7 +108,7 @@ def test_a_service_on_bad_ground_ends_before_its_engine(place: Place) -> None:
     done = place.up(replace(place.job, gpu_request="cdi", shm_bytes=1 << 26, env={**place.job.env, "NCCL_PROTO": "LL"}))
     assert done.returncode == 3
     said = done.stdout + done.stderr
-    assert f"error: {MODEL}/config.json: missing (fetch the model again" in said
+    assert f"error: {MODEL}/config.json: missing (get it again: docker compose up -d" in said
     assert "not started, 1 faults above" in said and "it's $HOME" not in said
 
 
