@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,9 @@ def test_ready_only_after_the_warm_request(watched: Make) -> None:
     one = watched().start("--ttft-ms", "1500")
     healthy = until(lambda: "warm" in one.status()["load"]["seconds"] if one.answer("/status")[0] else False)
     assert healthy
-    assert one.answer("/ready") == (503, f"starting: pid {one.pid()}\n")
+    until(lambda: "request" in one.answer("/ready")[1])  # said a moment after the phase has begun
+    status, text = one.answer("/ready")
+    assert status == 503 and re.fullmatch(rf"starting: pid {one.pid()}, warm request, 1 of 1, for \d+ s\n", text)
     one.ready()
     [ready] = one.events("ready")
     assert list(one.status()["load"]["seconds"]) == ["start", "read", "memory", "graphs", "warm"]
