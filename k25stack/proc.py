@@ -1,4 +1,4 @@
-"""The one gate to other programs, and the identity of a process (standard library only)."""
+"""The one gate to other programs, and what /proc knows of processes: identity, kin, memory (standard library only)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from k25stack.errors import HostError
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the process table."""
+
+    pid: int
+    name: str  # as the kernel keeps it, 15 characters at most
+    parent: int
+    session: int
+    rss_pages: int
+    started: int  # clock ticks since boot
+    zombie: bool
 
 
 def run(
@@ -60,12 +75,8 @@ def start_time(pid: int) -> int | None:
 
     A pid alone is reused; a pid with its start time names one process.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    entry = _entry(pid)
+    return None if entry is None or entry.zombie else entry.started
 
 
 def alive(pid: int, started: int) -> bool:
@@ -103,3 +114,54 @@ def children() -> set[int]:
         except OSError:  # that thread is gone
             continue
     return found
+
+
+def snapshot() -> dict[int, Entry]:
+    """All processes of this host by pid; those that vanish meanwhile are left out."""
+    found: dict[int, Entry] = {}
+    with os.scandir("/proc") as entries:
+        names = [entry.name for entry in entries if entry.name.isdigit()]
+    for name in names:
+        if (entry := _entry(int(name))) is not None:
+            found[entry.pid] = entry
+    return found
+
+
+def _entry(pid: int) -> Entry | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - a Path costs more than the read
+            head, _, rest = file.read().rpartition(b")")
+    except OSError:
+        return None
+    name, fields = head.partition(b"(")[2].decode(errors="replace"), rest.split()
+    return Entry(pid, name, int(fields[1]), int(fields[3]), int(fields[21]), int(fields[19]), fields[0] == b"Z")
+
+
+def descendants(processes: Mapping[int, Entry], roots: Iterable[int]) -> set[int]:
+    """Pids of all that ``roots`` started, and of what those started; the roots themselves are not among them."""
+    children: dict[int, list[int]] = {}
+    for entry in processes.values():
+        children.setdefault(entry.parent, []).append(entry.pid)
+    found: set[int] = set()
+    queue = list(roots)
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            if child not in found:
+                found.add(child)
+                queue.append(child)
+    return found
+
+
+def members(processes: Mapping[int, Entry], roots: Iterable[int]) -> set[int]:
+    """Pids of ``roots``, their descendants and their sessions, as far as they are alive.
+
+    A grandchild whose parent died is no descendant any more, but still of the session.
+    """
+    sessions = set(roots)
+    wanted = {entry.pid for entry in processes.values() if entry.pid in sessions or entry.session in sessions}
+    return {pid for pid in wanted | descendants(processes, wanted) if not processes[pid].zombie}
+
+
+def rss_gb(processes: Mapping[int, Entry], pids: Iterable[int]) -> float:
+    """Sum of resident set sizes in GB (10^9 bytes); pages shared by several processes count once each."""
+    return sum(processes[pid].rss_pages for pid in pids if pid in processes) * PAGE / 1e9

@@ -20,8 +20,7 @@ from k25stack.errors import HostError
 from k25stack.files import write_json
 from k25stack.jobs.control import Control, changed, is_locked, locked, public, read_or_none, wait_for, wait_for_process
 from k25stack.jobs.job import Job, State
-from k25stack.jobs.tree import snapshot
-from k25stack.proc import alive, start_time
+from k25stack.proc import alive, snapshot, start_time
 
 MARK = "K25_JOB"
 BASE = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")

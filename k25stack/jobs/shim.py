@@ -28,8 +28,7 @@ from typing import Any
 
 from k25stack.files import read_json, write_json
 from k25stack.jobs.control import is_locked
-from k25stack.jobs.tree import members, rss_gb, snapshot
-from k25stack.proc import alive, die_with, start_time
+from k25stack.proc import alive, die_with, members, rss_gb, snapshot, start_time
 
 SAMPLE_S = 0.25
 RESERVE = 4096

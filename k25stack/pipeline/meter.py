@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from k25stack.jobs.tree import members, rss_gb, snapshot
+from k25stack.proc import members, rss_gb, snapshot
 
 EVERY_S = 0.25
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+from k25stack.proc import descendants, snapshot
 
 # Names as the kernel keeps them.  An engine's kernels are built by ninja and nvcc (which runs cicc and ptxas), by
 # Triton with ptxas, or by a C++ compiler.
@@ -12,28 +13,11 @@ COMPILERS = frozenset(
 )
 
 
-def compilers(root: int, proc: Path = Path("/proc")) -> tuple[str, ...]:
+def compilers(root: int) -> tuple[str, ...]:
     """Names of the compilers among the descendants of process ``root``, each once, sorted."""
-    names: dict[int, str] = {}
-    below: dict[int, list[int]] = {}
-    for place in proc.iterdir():
-        if not place.name.isdecimal():
-            continue
-        try:
-            head, _, rest = (place / "stat").read_text(errors="replace").rpartition(")")
-        except OSError:  # it ended meanwhile
-            continue
-        state, parent = rest.split()[:2]
-        if state != "Z":
-            names[int(place.name)] = head.partition("(")[2]
-            below.setdefault(int(parent), []).append(int(place.name))
-    found: set[str] = set()
-    ahead = [root]
-    while ahead:
-        for pid in below.get(ahead.pop(), ()):
-            found.add(names[pid])
-            ahead.append(pid)
-    return tuple(sorted(found & COMPILERS))
+    processes = snapshot()
+    below = (processes[pid] for pid in descendants(processes, [root]))
+    return tuple(sorted({entry.name for entry in below if not entry.zombie} & COMPILERS))
 
 
 def ours() -> tuple[str, ...]:

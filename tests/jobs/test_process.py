@@ -15,8 +15,7 @@ import pytest
 
 from k25stack.errors import HostError
 from k25stack.jobs import ProcessBackend
-from k25stack.jobs.tree import members, rss_gb, snapshot
-from k25stack.proc import start_time
+from k25stack.proc import members, rss_gb, snapshot, start_time
 
 from .conftest import Bench, until
 
