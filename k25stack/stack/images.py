@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from k25stack.errors import StackError, UsageError
-from k25stack.stack import tree as trees
 from k25stack.stack.base import Count, Digest, Name, Section, Text, Version, problem
 from k25stack.stack.explain import explain
 from k25stack.stack.host import Dotted, Image
 from k25stack.stack.tree import Leaf, Mapping, plain
+from k25stack.stack.yamltree import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ def read_lock(path: Path = LOCK) -> ImageLock:
     if not path.is_file():
         remedy = "run from a checkout, or describe the image under images in the stack file"
         raise StackError("no such file: the image pins", where=str(path), remedy=remedy)
-    tree = trees.parse(path)
+    tree = parse(path)
     try:
         return ImageLock.model_validate_json(json.dumps(plain(tree)))
     except ValidationError as error:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from k25stack.errors import StackError
-from k25stack.stack.tree import Leaf, Mapping, Tree, parse
+from k25stack.stack.tree import Leaf, Mapping, Tree
+from k25stack.stack.yamltree import parse
 
 OWN = ("role", "notes")  # of a profile, never inherited
 

@@ -8,16 +8,10 @@ refused: inheritance is ``extends`` and nothing else.
 from __future__ import annotations
 
 import math
-import pathlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
-
-from k25stack.errors import StackError
-
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 24
 
 INT = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,20})")  # as Python: an underscore stands between two digits
 FLOAT = re.compile(r"[-+]?((0|[1-9](_?[0-9])*)(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -54,32 +48,6 @@ class Mapping:
 
 Tree: TypeAlias = Leaf | Items | Mapping
 Path: TypeAlias = tuple[str | int, ...]  # keys and list positions from the root
-
-
-def parse(path: pathlib.Path) -> Mapping:
-    """Read a YAML file whose top is a mapping.  Raises StackError with file, line and column."""
-    from k25stack.stack.yamltree import compose
-
-    return compose(read(path), str(path))
-
-
-def read(path: pathlib.Path) -> str:
-    """The text of a file.  Raises StackError for one that is not there, too large or not UTF-8."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise StackError("no such stack file", where=str(path), remedy="k25stack stack new makes one") from None
-    except IsADirectoryError:
-        raise StackError("a directory, not a stack file", where=str(path)) from None
-    except OSError as error:
-        raise StackError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if len(raw) > MAX_BYTES:
-        raise StackError(f"larger than {MAX_BYTES} bytes, so not a stack file", where=str(path))
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise StackError(f"not a text file (byte {error.start} is not UTF-8)", where=str(path)) from None
 
 
 def read_scalar(text: str) -> bool | int | float | str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,7 +12,34 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.resolver import BaseResolver
 
 from k25stack.errors import StackError
-from k25stack.stack.tree import MAX_DEPTH, Items, Leaf, Mapping, Place, Tree, read_scalar
+from k25stack.stack.tree import Items, Leaf, Mapping, Place, Tree, read_scalar
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 24
+
+
+def parse(path: Path) -> Mapping:
+    """Read a YAML file whose top is a mapping.  Raises StackError with file, line and column."""
+    return compose(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """The text of a file.  Raises StackError for one that is not there, too large or not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise StackError("no such stack file", where=str(path), remedy="k25stack stack new makes one") from None
+    except IsADirectoryError:
+        raise StackError("a directory, not a stack file", where=str(path)) from None
+    except OSError as error:
+        raise StackError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if len(raw) > MAX_BYTES:
+        raise StackError(f"larger than {MAX_BYTES} bytes, so not a stack file", where=str(path))
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise StackError(f"not a text file (byte {error.start} is not UTF-8)", where=str(path)) from None
 
 
 class _Loader(CParser, BaseResolver):

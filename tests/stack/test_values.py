@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k25stack.stack.dump import to_yaml
-from k25stack.stack.tree import Leaf, parse, plain, read_scalar, walk
+from k25stack.stack.tree import Leaf, plain, read_scalar, walk
+from k25stack.stack.yamltree import parse
 
 MEANINGS = [
     ("1", 1),
