@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from k25stack.contract.draft import check_draft
 from k25stack.contract.facts import Question
+from k25stack.contract.launch import check_argv
 from k25stack.contract.url import UrlQuestion, check_url
 from k25stack.draft.config import config_json
 from k25stack.draft.package import bfloat16_part, map_parts, write_draft
@@ -131,7 +132,8 @@ def argv(case: Case, target: Path, draft: Path) -> list[str]:
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(target), "--served-model-name", "slice",
         "--enable-metrics", "--tp-size", "1", "--attention-backend", "triton", "--grammar-backend", "none",
         "--sampling-backend", "pytorch", "--mem-fraction-static", "0.6", "--random-seed", "1", "--port", str(PORT),
-        "--max-total-tokens", "65536", "--max-running-requests", "8", "--disable-cuda-graph", "--disable-radix-cache",
+        "--max-total-tokens", "65536", "--max-running-requests", "8", "--disable-radix-cache",
+        "--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled",
         "--speculative-algorithm", case.algorithm, "--speculative-draft-model-path", str(draft),
         "--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4",
     ]  # fmt: skip
@@ -230,10 +232,15 @@ def last_error(log: Path) -> str:
     return errors[-1][-300:] if errors else (lines[-1][-300:] if lines else "")
 
 
-def contract(draft: Path, target: Path) -> list[str]:
-    """Ids and verdicts of the checks that do not pass for SGLang 0.5.16."""
-    result = check_draft(draft, ["sglang@0.5.16"], Question(target=TargetFacts.read(target)))
-    return [f"{check.id} {check.verdict}: {check.message}" for check in result.checks if check.verdict != "pass"]
+def contract(case: Case, draft: Path, target: Path) -> list[str]:
+    """Ids and verdicts of the checks of draft and launch line that do not pass for SGLang 0.5.16."""
+    engine = "sglang@0.5.16"
+    results = (
+        check_draft(draft, [engine], Question(target=TargetFacts.read(target))),
+        check_argv(argv(case, target, draft), engine),
+    )
+    checks = [check for result in results for check in result.checks]
+    return [f"{check.id} {check.verdict}: {check.message}" for check in checks if check.verdict != "pass"]
 
 
 def main() -> int:
@@ -252,7 +259,7 @@ def main() -> int:
             continue
         altered = case.name not in ("portable", "eagle_algorithm")
         draft = break_draft(good, case, work / case.name) if altered else good
-        found = contract(draft, target)
+        found = contract(case, draft, target)
         row = {"case": case.name, "trap": case.trap, "predicted": case.predicted, "contract": found}
         row |= serve(case, target, draft, work / f"{case.name}.log")
         rows.append(row)
