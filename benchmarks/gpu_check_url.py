@@ -143,7 +143,8 @@ def replies(native: bool, book: Book) -> None:
 
     rows: list[dict[str, Any]] = []
     for ids in prompts(CLOCK, REPLIES, 64):
-        begun, body = time.monotonic(), dict[str, Any]()
+        body: dict[str, Any]
+        begun = time.monotonic()
         if native:
             body = {"input_ids": ids, "sampling_params": {"temperature": 0.0, "max_new_tokens": TOKENS}}
             reply = ask("/generate", body, timeout=170)
