@@ -116,6 +116,12 @@ def tiny_target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_target(tmp_path_factory.mktemp("target") / "tiny")
 
 
+@pytest.fixture
+def other_target_dir(tmp_path: Path) -> Path:
+    """A target of the same shape with other weights."""
+    return write_tiny_target(tmp_path / "other-target", seed=1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The demo goes first: other tests serve the draft that it leaves in this session's directory."""
     items.sort(key=lambda item: item.path.parent.name != "demo")

@@ -10,6 +10,7 @@ from k25stack.contract.finding import Check, Verdict
 from k25stack.contract.keys import switch
 from k25stack.contract.rules import EngineRules
 from k25stack.draft.mathematics import window
+from k25stack.draft.sizes import THETA, rope_table, rope_type
 from k25stack.draft.spellings import ARCHITECTURE
 
 # Config types under which transformers builds the config of each layout, as both engines expect it.
@@ -17,12 +18,17 @@ MODEL_TYPES = {"llama": {"llama"}, "mla": {"deepseek_v3", "deepseek_v2"}}
 # vLLM takes a deepseek_v3 draft for a multi-token-prediction module and stops (seen: 0.32.0).
 VLLM_MLA = {"deepseek_v2"}
 T8 = "norm_before_residual"  # the trap
+LARGEST_FACTOR = 1e6  # of scaled rope: what is larger was never one
 
 
 def architecture(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
     """C1: the engine has a class of this name."""
     evidence = {"architectures": facts.config.get("architectures"), "known": sorted(rules.architectures)}
-    layout = rules.architectures.get(facts.architecture)
+    layout = rules.layout(facts.architecture)
+    if rules.class_name(facts.architecture) in rules.other_architectures:
+        message = f"not judged: {facts.architecture} is another draft class of {rules.engine}"
+        yield Check("C1", rules.label, Verdict.UNKNOWN, message, evidence, f"read {rules.engine}'s class", rules.source)
+        return
     if layout is None:
         converted = " (a speculators file: convert it)" if "speculators_config" in facts.config else ""
         yield Check(
@@ -49,6 +55,19 @@ def architecture(facts: DraftFacts, rules: EngineRules, question: Question) -> I
             if layout == "mla"
             else rules.source,
         )
+        return
+    if facts.unfilled:
+        message = f"transformer_layer_config lacks {', '.join(facts.unfilled)}: vLLM fills nothing in and stops"
+        yield Check("C1", rules.label, Verdict.FAIL, message, {"lacking": list(facts.unfilled)}, "write them out",
+                    "vllm transformers_utils/configs/speculators/base.py")  # fmt: skip
+        return
+    uneven = facts.spec is not None and facts.spec.hidden % facts.spec.heads
+    if uneven and rules.transformers >= 5 and facts.unfilled is None:
+        message = "hidden_size is no multiple of num_attention_heads: transformers 5 refuses to read the config"
+        sizes = {name: facts.config.get(name) for name in ("hidden_size", "num_attention_heads")}
+        fix = "train with a number of heads that divides the width"
+        yield Check("C1", rules.label, Verdict.FAIL, message, sizes, fix,
+                    "transformers models/llama/configuration_llama.py validate_architecture")  # fmt: skip
         return
     yield Check("C1", rules.label, Verdict.PASS, f"{facts.architecture} is known", evidence)
 
@@ -83,7 +102,7 @@ def fits_target(facts: DraftFacts, question: Question) -> Iterator[Check]:
 
 def mathematics(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
     """C7: the engine has the mathematics that each switch asks for (T8: SGLang has no norm_before_residual)."""
-    layout = rules.architectures.get(facts.architecture, "llama")
+    layout = rules.layout(facts.architecture) or "llama"
     wrong = False
     for name, values in rules.computed(layout).items():
         asked = requested(facts, name)
@@ -101,7 +120,7 @@ def mathematics(facts: DraftFacts, rules: EngineRules, question: Question) -> It
             + (" (vLLM computes it)" if name == T8 else ""),
             rules.source,
         )
-    for check in (*older_word(facts, rules, layout), *sliding(facts, rules)):
+    for check in (*older_word(facts, rules, layout), *rope(facts, rules), *sliding(facts, rules, layout)):
         wrong = True
         yield check
     if not wrong:
@@ -117,24 +136,55 @@ def older_word(facts: DraftFacts, rules: EngineRules, layout: str) -> Iterator[C
         yield Check("C7", rules.label, Verdict.FAIL, message, {"use_aux_norm": True}, fix, rules.source)
 
 
-def sliding(facts: DraftFacts, rules: EngineRules) -> Iterator[Check]:
-    """A window that the draft was trained with and this engine does not take from its config."""
+def rope(facts: DraftFacts, rules: EngineRules) -> Iterator[Check]:
+    """Positions are turned as the config says: a kind that the engine has, under a key that it reads."""
+    config, table = facts.config, rope_table(facts.config)
+    unread = (
+        rules.transformers == 4 and not config.get("rope_scaling") and isinstance(config.get("rope_parameters"), dict)
+    )
+    kind, theta = rope_type(table), table.get("rope_theta")
+    outer = config.get("partial_rotary_factor")
+    share = table.get("partial_rotary_factor") if outer is None else outer
+    if kind not in rules.rope_types and "mrope_section" not in table:
+        message = f"rope_type is {kind!r}; {rules.engine} {rules.judged_as} computes {', '.join(rules.rope_types)}"
+        fix = "train with plain rope"
+    elif unread and (kind != "default" or theta not in (None, config.get("rope_theta", THETA))):
+        message = (
+            f"rope_parameters is not read: its transformers 4 turns plainly, theta {config.get('rope_theta', THETA)}"
+        )
+        fix = 'write "rope_theta" and "rope_scaling" at the top level'
+    elif share not in (None, 1) and (rules.engine == "reference" or (rules.engine == "sglang" and outer is None)):
+        message = f"partial_rotary_factor is {share!r}; {rules.engine} turns all channels"
+        fix = "write it at the top level" if rules.engine == "sglang" else "train with all channels turned"
+    elif share is not None and not (type(share) in (int, float) and 0 < share <= 1):
+        message, fix = f"partial_rotary_factor is {share!r}", "write a share of the channels"
+    else:
+        return
+    yield Check("C7", rules.label, Verdict.FAIL, message, {"rope": dict(table)}, fix, rules.source)
+
+
+def sliding(facts: DraftFacts, rules: EngineRules, layout: str) -> Iterator[Check]:
+    """A window that the draft was trained with and this engine does not take from its config.
+
+    Neither engine's MLA class has one.
+    """
+    takes = "none" if layout == "mla" else rules.draft_window
     size, problem = attempt(lambda: window(facts.config), None)
     if problem:
         yield Check("C7", rules.label, Verdict.FAIL, problem, {}, "write the number of tokens, or leave the keys out")
         return
     listed = isinstance(facts.config.get("layer_types"), list)
-    if size is None or (rules.draft_window == "config" and listed):
+    if size is None or (takes == "config" and listed):
         return
-    if rules.draft_window == "config":
+    if takes == "config":
         fix = 'write "layer_types": ["sliding_attention"]: it reads nothing else'
     else:
-        flag = "give --speculative-draft-window-size when serving, or " if rules.draft_window == "flag" else ""
+        flag = "give --speculative-draft-window-size when serving, or " if takes == "flag" else ""
         fix = f"{flag}train with full attention"
     yield Check(
         "C7",
         rules.label,
-        Verdict.WARN if rules.draft_window == "flag" else Verdict.FAIL,
+        Verdict.WARN if takes == "flag" else Verdict.FAIL,
         f"sliding_window is {size!r}; {rules.engine} attends to everything",
         {"sliding_window": size},
         fix,
@@ -148,10 +198,7 @@ def requested(facts: DraftFacts, name: str) -> Any:
         return switch(facts.config, name)
     if name == "num_aux_hidden_states" and facts.spec is not None:
         return facts.spec.aux
-    value = facts.config.get(name)
-    if name == "rope_scaling" and isinstance(value, dict):
-        return None if value.get("rope_type", value.get("type", "default")) == "default" else value
-    return value
+    return facts.config.get(name)
 
 
 def written_out(facts: DraftFacts, question: Question) -> Iterator[Check]:
@@ -202,8 +249,9 @@ def context(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterat
     served = question.context or (question.target.context if question.target else None)
     if served is None:
         return
-    evidence = {"max_position_embeddings": facts.spec.max_position, "served": served}
-    if facts.spec.max_position >= served:
+    key, limit = position_limit(facts, rules)
+    evidence = {key: limit, "served": served}
+    if limit >= served:
         yield Check("C8", rules.label, Verdict.PASS, "positions cover the context", evidence)
         return
     refuses = rules.short_draft_context == "fail"
@@ -211,9 +259,25 @@ def context(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterat
         "C8",
         rules.label,
         Verdict.FAIL if refuses else Verdict.WARN,
-        f"max_position_embeddings {facts.spec.max_position} under the context {served}: "
+        f"{key} {limit} under the context {served}: "
         + ("the engine refuses to start" if refuses else "no drafting beyond it"),
         evidence,
         f"write at least {served}, or serve a shorter context",
         "sglang srt/configs/model_config.py, vllm config/speculative.py",
     )
+
+
+def position_limit(facts: DraftFacts, rules: EngineRules) -> tuple[str, int]:
+    """(config key, tokens) from which this engine derives how far the draft reaches, scaled rope included."""
+    assert facts.spec is not None
+    config, table = facts.config, rope_table(facts.config)
+    key = next((name for name in rules.context_keys if type(config.get(name)) is int), rules.context_keys[-1])
+    limit = int(config.get(key, facts.spec.max_position))
+    kind, factor, original = (rope_type(table), *map(table.get, ("factor", "original_max_position_embeddings")))
+    if not isinstance(factor, int | float) or not 1 <= factor <= LARGEST_FACTOR:
+        return key, limit
+    if kind in ("linear", "dynamic") and original is None:
+        return key, int(limit * factor)
+    if kind == "yarn" and rules.engine == "vllm":
+        return key, int((original if type(original) is int else limit) * factor)
+    return key, limit

@@ -40,7 +40,7 @@ def captured(facts: DraftFacts, rules: EngineRules, question: Question) -> Itera
 def judge_path(
     path: str, keys: Sequence[str], facts: DraftFacts, rules: EngineRules, question: Question, family: str
 ) -> Check:
-    key, written = first_list(facts.config, keys)
+    key, written = first_list(facts.config, keys, rules.empty_ids)
     shown: dict[str, Any] = {"read_from": key or "nowhere", "written": written, "family": family or "unknown"}
     if path:
         shown["path"] = path
@@ -90,13 +90,16 @@ def to_write(key: str, wanted: Sequence[int], rules: EngineRules, family: str) -
     return f'write "{outer}": {{{text}}}' if dot else f"write {text}"
 
 
-def first_list(config: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, Any]:
-    """The first of the dotted ``keys`` that has a value, and that value; ("", None) when there is none."""
+def first_list(config: Mapping[str, Any], keys: Sequence[str], empty: str) -> tuple[str, Any]:
+    """The first of the dotted ``keys`` that has a value, and that value; ("", None) when there is none.
+
+    ``empty`` says whether an empty list is a value (SGLang then captures nothing) or passed over.
+    """
     for key in keys:
         value: Any = config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        if value:
+        if value or (value is not None and empty == "captures nothing"):
             return key, value
     return "", None
 

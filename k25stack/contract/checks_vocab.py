@@ -18,16 +18,18 @@ def head(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[
     declared, vocab = facts.config.get("draft_vocab_size"), facts.config.get("vocab_size")
     shipped = bool(facts.find("lm_head.weight"))
     evidence = {"draft_vocab_size": declared, "vocab_size": vocab, "lm_head_shipped": shipped}
+    needed = rules.vocab_size_absent == "raises"
 
     def result(verdict: Verdict, message: str, fix: str = "", source: str = rules.source) -> Check:
         return Check("C3", rules.label, verdict, message, evidence, fix, source)
 
-    if facts.config.get("tie_word_embeddings"):
+    if facts.config.get("tie_word_embeddings") and rules.ties_head:
         yield result(Verdict.FAIL, "tie_word_embeddings is on: the head would be the target's embedding", "write false")
-    elif declared is None and "draft_vocab_size" not in facts.config and rules.vocab_size_absent == "raises":
+    elif "draft_vocab_size" not in facts.config and needed and rules.layout(facts.architecture) != "mla":
         yield result(Verdict.FAIL, "draft_vocab_size is left out: the engine fails on the name", "write the size")
-    elif declared is None and shipped and rules.vocab_size_absent == "raises":
-        yield result(Verdict.FAIL, "draft_vocab_size is null: the shipped head is replaced by the target's", "write it")
+    elif declared is None and shipped and needed:
+        message = "draft_vocab_size is null or left out: the shipped head is replaced by the target's"
+        yield result(Verdict.FAIL, message, "write the size")
     elif declared is None:
         yield result(Verdict.PASS, "the target's vocabulary")
     elif shipped:
@@ -44,19 +46,32 @@ def head(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[
 
 
 def map_present(facts: DraftFacts, question: Question) -> Iterator[Check]:
-    """C4: a reduced vocabulary has its map, a full one has none."""
+    """C4: a reduced vocabulary has its map."""
     assert facts.spec is not None
     has = {name: bool(facts.find(name)) for name in ("d2t", "t2d")}
     evidence = {"draft_vocab": facts.spec.draft_vocab, "target_vocab": facts.spec.target_vocab, **has}
-    if facts.spec.full_vocab and has["d2t"]:
-        fix = "leave d2t and t2d out"
-        yield Check("C4", GROUP, Verdict.FAIL, "d2t beside a full vocabulary: vLLM has no place for it", evidence, fix)
-    elif not facts.spec.full_vocab and not has["d2t"]:
+    if facts.spec.full_vocab:
+        return
+    if not has["d2t"]:
         message = "no d2t: draft ids are taken for target ids (trap T4)"
         yield Check("C4", GROUP, Verdict.FAIL, message, evidence, "ship d2t", "sglang eagle_worker_v2.py")
-    elif not facts.spec.full_vocab and not has["t2d"]:
+    elif not has["t2d"]:
         message = "no t2d: d2t cannot be compared with it"
         yield Check("C4", GROUP, Verdict.WARN, message, evidence, "ship t2d beside d2t")
+
+
+def map_of_full_vocabulary(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
+    """C4: a draft over the whole vocabulary needs no d2t; an engine that takes one adds it to every id."""
+    if facts.spec is None or not facts.spec.full_vocab or facts.d2t is None:
+        return
+    if rules.full_vocabulary_map == "refused":
+        message = f"d2t beside a full vocabulary: {rules.engine} has no place for it and stops"
+    elif any(facts.d2t):
+        message = "d2t moves ids of a full vocabulary"
+    else:
+        return
+    yield Check("C4", rules.label, Verdict.FAIL, message, {"d2t_first": list(facts.d2t[:4])}, "leave d2t and t2d out",
+                rules.source)  # fmt: skip
 
 
 def map_values(facts: DraftFacts, question: Question) -> Iterator[Check]:

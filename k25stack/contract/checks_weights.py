@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from k25stack.contract.facts import DraftFacts, Question, attempt
 from k25stack.contract.finding import Check, Verdict
-from k25stack.contract.keys import Treatment, expected_tensors, treat
+from k25stack.contract.keys import Treatment, expected_tensors, treat, with_fused
 from k25stack.contract.rules import EngineRules
 from k25stack.draft.spec import MAPS
 
@@ -17,28 +17,30 @@ TORCH_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 def names_and_shapes(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[Check]:
     """Every tensor is consumed or passed over by design, none is missing, and each has the shape that is built."""
     assert facts.spec is not None
-    layout = rules.architectures.get(facts.architecture)
+    layout = rules.layout(facts.architecture)
     if layout is None:
         yield Check("C2", rules.label, Verdict.UNKNOWN, "not judged: the architecture is not known to this engine")
         return
     spec, config = facts.spec, facts.config
-    count = config.get("num_hidden_layers")
-    if type(count) is int and count > 1 and "num_hidden_layers" not in rules.computed(layout):
-        message = f"not judged: a draft of {count} layers; {rules.engine} has a place for each, the tables here for one"
-        yield Check("C2", rules.label, Verdict.UNKNOWN, message, {"num_hidden_layers": count},
-                    "compare its names with the loader", rules.source)  # fmt: skip
+    if quantised(facts):
+        yield Check("C2", rules.label, Verdict.UNKNOWN, "not judged: quantised weights have names of their own",
+                    {"quantization_config": config["quantization_config"]}, "compare with the unquantised draft",
+                    rules.source)  # fmt: skip
         return
-    expected, problem = attempt(lambda: expected_tensors(spec, config, rules, layout), {})
+    built, problem = attempt(lambda: expected_tensors(spec, config, rules, layout), {})
     if problem:
         yield Check("C2", rules.label, Verdict.FAIL, problem, {}, "complete the config", rules.source)
         return
-    found = treat(list(facts.tensors), expected, rules, layout)
+    expected = with_fused(built, facts.tensors, rules, layout)
+    found = treat(facts.tensors, expected, rules, layout)
     wrong = {
         spelled: {"found": list(facts.tensors[spelled].shape), "built": list(expected[portable])}
         for portable, spelled in found.consumed.items()
         if portable in expected and facts.tensors[spelled].shape != expected[portable]
     }
     problems = list(complaints(found, rules))
+    if found.overwritten and config.get("embed_requires_grad"):
+        problems.append("its trained embedding is replaced by the target's")
     if wrong:
         problems.append(f"other shapes: {', '.join(sorted(wrong))}")
     evidence = {**found.counts(), "shapes": wrong}
@@ -65,10 +67,31 @@ def complaints(found: Treatment, rules: EngineRules) -> Iterator[str]:
         yield f"missing, {rules.missing_tensors}: {', '.join(missing)}"
 
 
-def types(facts: DraftFacts, question: Question) -> Iterator[Check]:
-    """Weights are floats of the declared type; maps have types of their own (C4)."""
+def quantised(facts: DraftFacts) -> bool:
+    """True when the config declares quantised weights and the file holds some."""
+    return bool(facts.config.get("quantization_config")) and any(
+        dtype not in FLOATS for dtype in weight_types(facts).values()
+    )
+
+
+def weight_types(facts: DraftFacts) -> dict[str, str]:
+    """Spelled name -> type of everything but the maps, which have types of their own (C4)."""
     maps = {facts.find(name) for name in MAPS}
-    stored = {name: info.dtype for name, info in facts.tensors.items() if name not in maps}
+    return {name: info.dtype for name, info in facts.tensors.items() if name not in maps}
+
+
+def types(facts: DraftFacts, question: Question) -> Iterator[Check]:
+    """Weights are floats of the declared type, and the config does not promise quantised ones."""
+    stored = weight_types(facts)
+    if promised := facts.config.get("quantization_config"):
+        evidence = {"quantization_config": promised, "types": sorted(set(stored.values()))}
+        if quantised(facts):
+            yield Check("C2", "files", Verdict.UNKNOWN, "not judged: quantised weights", evidence)
+        else:
+            message = "quantization_config beside plain weights: the engines build quantised tensors and find none (T2)"
+            yield Check("C2", "files", Verdict.FAIL, message, evidence, "take quantization_config out",
+                        "sglang model_loader/loader.py, vllm models/utils.py get_draft_quant_config")  # fmt: skip
+        return
     declared = facts.config.get("torch_dtype", facts.config.get("dtype"))
     wanted = TORCH_NAMES.get(declared, "") if isinstance(declared, str) else ""
     no_floats = {name: dtype for name, dtype in stored.items() if dtype not in FLOATS}

@@ -12,14 +12,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from k25stack.contract import checks_config, checks_files, checks_layers, checks_vocab, checks_weights
+from k25stack.contract import (
+    checks_config,
+    checks_files,
+    checks_layers,
+    checks_types,
+    checks_vocab,
+    checks_weights,
+)
 from k25stack.contract.facts import DraftFacts, Question, attempt, gather
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.contract.rules import EngineRules, engine_rules
 from k25stack.draft.formats import flattened
 from k25stack.draft.provenance import CONFIG
-from k25stack.draft.sizes import sizes_from_config
-from k25stack.errors import UsageError
+from k25stack.draft.sizes import listed_states, sizes_from_config
+from k25stack.errors import K25Error, UsageError
 
 EngineJudge = Callable[[DraftFacts, EngineRules, Question], Iterator[Check]]
 FileJudge = Callable[[DraftFacts, Question], Iterator[Check]]
@@ -35,14 +42,27 @@ class Row:
     once: FileJudge | None = None
 
 
+# What vLLM's class reads of a config without a default: its speculators config has no others either.
+NO_DEFAULT = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "hidden_act",
+    "rms_norm_eps",
+)
+
 TABLE = (
     Row("C0", (), once=checks_files.readable),
     Row("C0", (), per_engine=checks_files.known_version),
     Row("C1", ("config",), per_engine=checks_config.architecture),
+    Row("C1", ("config",), per_engine=checks_types.types),
     Row("C2", ("spec", "weights"), per_engine=checks_weights.names_and_shapes),
     Row("C2", ("config", "weights"), once=checks_weights.types),
     Row("C3", ("config", "weights"), per_engine=checks_vocab.head),
     Row("C4", ("spec", "weights"), once=checks_vocab.map_present),
+    Row("C4", ("spec", "weights", "maps"), per_engine=checks_vocab.map_of_full_vocabulary),
     Row("C4", ("spec", "weights", "maps"), once=checks_vocab.map_values),
     Row("C5", ("config", "spec"), per_engine=checks_layers.captured),
     Row("C6", ("config", "spec"), per_engine=checks_config.target_width),
@@ -80,14 +100,23 @@ def check_draft(directory: Path, engines: Sequence[str], question: Question | No
 
 
 def as_seen(facts: DraftFacts, rules: EngineRules) -> DraftFacts:
-    """The directory as this engine reads it: vLLM takes a speculators config and makes a flat one of it."""
-    if rules.engine != "vllm" or "speculators_config" not in facts.config:
-        return facts
-    flat, problem = attempt(lambda: flattened(facts.config, CONFIG), {})
-    if problem:
-        return facts
-    spec, problem = attempt(lambda: sizes_from_config(flat, CONFIG), None)
-    return replace(facts, config=flat, spec=spec, spec_problem=problem)
+    """The directory as this engine reads it.
+
+    vLLM takes a speculators config and makes a flat one of it; SGLang's MLA class counts the states by the lists of
+    ids, the top-level one too, though only the nested one decides what is captured.
+    """
+    if rules.engine == "vllm" and "speculators_config" in facts.config:
+        flat, problem = attempt(lambda: flattened(facts.config, CONFIG), {})
+        if problem:
+            return facts
+        spec, problem = attempt(lambda: sizes_from_config(flat, CONFIG), None)
+        inner = facts.config["transformer_layer_config"]
+        lacking = tuple(name for name in NO_DEFAULT if inner.get(name) is None)
+        return replace(facts, config=flat, unfilled=lacking, spec=spec, spec_problem=problem)
+    if facts.spec is not None and rules.mla_states_from_lists and rules.layout(facts.architecture) == "mla":
+        counted = replace(facts.spec, aux=listed_states(facts.config))
+        return replace(facts, spec=counted)
+    return facts
 
 
 def judged(row: Row, group: str, facts: DraftFacts, judge: Callable[[], Iterator[Check]]) -> Iterator[Check]:
@@ -101,5 +130,8 @@ def judged(row: Row, group: str, facts: DraftFacts, judge: Callable[[], Iterator
     if unread := [need for need in row.needs if problems[need]]:
         what = {"spec": "the sizes in config.json", "config": "config.json"}.get(unread[0], f"the {unread[0]}")
         yield Check(row.id, group, Verdict.UNKNOWN, f"not judged: {what} cannot be read (C0 says why)")
-    else:
+        return
+    try:
         yield from judge()
+    except (K25Error, OSError) as error:  # it was there when the facts were gathered
+        yield Check(row.id, group, Verdict.FAIL, f"it changed while it was read: {error}", {}, "check it again")

@@ -30,6 +30,7 @@ class DraftFacts:
     directory: Path
     config: dict[str, Any] = field(default_factory=dict)
     config_problem: str = ""
+    unfilled: tuple[str, ...] | None = None  # config is what vLLM makes of a speculators one; keys that it then lacks
     spec: DraftSpec | None = None
     spec_problem: str = ""
     files: list[WeightFile] = field(default_factory=list)

@@ -12,6 +12,7 @@ L5    dead option (T10)                            L40   code of an unpinned mod
 L6    word too many or too few                     L41   an API open to every interface
 L7    option given twice                           L42   a key on the command line
 L8    a --config file that cannot be read
+L9    options that stop the engine together
 L10   EAGLE with an EAGLE-3 draft (T1)             L43   version below the security floor
 L11   speculation capped at 48 requests (T9)       L44   ``serve`` said twice
 L12   steps, topk and draft tokens disagree        L45   small shared memory
@@ -37,7 +38,7 @@ from k25stack.engines.catalogue import Catalogue, catalogue
 from k25stack.engines.command import Command, read_command, typed
 from k25stack.engines.configfile import Expanded, expanded
 from k25stack.engines.facts import LaunchFacts, launch_facts
-from k25stack.engines.scan import Scan, scan
+from k25stack.engines.scan import Refusal, Scan, scan, served
 from k25stack.engines.versions import version_key
 from k25stack.errors import UsageError
 
@@ -68,13 +69,19 @@ class Launch:
         return found
 
     @cached_property
+    def served(self) -> tuple[list[str], list[Refusal]]:
+        """The words that the engine's parser gets from its launcher, and what the launcher refuses."""
+        return served(self.known, self.command.launcher, self.command.words)
+
+    @cached_property
     def config(self) -> Expanded:
         """The words with those of a ``--config`` file among them."""
-        return expanded(self.known, self.command.words)
+        return expanded(self.known, self.served[0])
 
     @cached_property
     def line(self) -> Scan:
         found = scan(self.known, self.config.words)
+        found.refusals += self.served[1]
         if self.config.problem:  # the file may hold what the line lacks
             found.refusals = [one for one in found.refusals if one.kind != "required"]
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,23 +15,49 @@ if TYPE_CHECKING:
     from k25stack.contract.launch import Launch
 
 CAP = 48
+HUB = re.compile(r"[\w.-]+/[\w.-]+")
 HOOK = "sglang srt/arg_groups/speculative_hook.py"
-# Target backends that a draft of its own attention kind cannot take over.
-NOT_FOR_DRAFTS = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "flashmla")
+# Algorithms that read steps, topk and draft tokens as a tree; DFLASH, DSPARK and UNO have arithmetic of their own.
+TREES = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+NEEDS_DRAFT = {
+    "sglang": ("EAGLE3", "STANDALONE", "DFLASH"),
+    "vllm": ("eagle", "eagle3", "draft_model", "dflash", "medusa", "mlp_speculator", "custom_class"),
+}
+LATENT = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "flashmla")  # they have no kernel for a Llama-like draft
+
+
+def architecture(launch: Launch) -> str:
+    """What a local draft's config calls itself; empty where it is not at hand."""
+    config = Path(str(launch.facts.get("draft") or "")) / "config.json"
+    if not launch.facts.get("draft") or not config.is_file():
+        return ""
+    try:
+        return str(read_object(config).get("architectures")).lower()
+    except UsageError:
+        return ""
 
 
 def is_eagle3(launch: Launch) -> bool | None:
-    """Whether the draft is an EAGLE-3 one: what the caller knows, else its config, else its name."""
+    """Whether the draft is an EAGLE-3 one: what the caller knows, else its config, else its name; None: not told.
+
+    A name of the hub that says EAGLE without the 3, or NextN or MTP, is believed; a local directory's is not.
+    """
     if launch.eagle3 is not None:
         return launch.eagle3
+    if known := architecture(launch):
+        return "eagle3" in known
     named = str(launch.facts.get("draft") or "")
-    config = Path(named) / "config.json"
-    if named and config.is_file():
-        try:
-            return "eagle3" in str(read_object(config).get("architectures")).lower()
-        except UsageError:
-            return None
-    return True if "eagle3" in named.lower().replace("-", "").replace("_", "") else None
+    plain = re.sub(r"[^a-z0-9/]", "", named.lower())
+    if "eagle3" in plain:
+        return True
+    return False if HUB.fullmatch(named) and re.search(r"nextn|mtp|eagle", plain) else None
+
+
+def is_latent(launch: Launch) -> bool | None:
+    """Whether the draft has latent attention itself; None: not told."""
+    if known := architecture(launch):
+        return "deepseek" in known
+    return True if re.search(r"(^|[^a-z])mla([^a-z]|$)", str(launch.facts.get("draft") or "").lower()) else None
 
 
 def algorithm(launch: Launch) -> Iterator[Check]:
@@ -74,8 +101,10 @@ def running(launch: Launch) -> Iterator[Check]:
 def arithmetic(launch: Launch) -> Iterator[Check]:
     """L12: steps, topk and draft tokens as SGLang reads them."""
     facts = launch.facts
-    if launch.engine != "sglang" or not facts.speculates or facts.get("algorithm") == "NGRAM":
+    if launch.engine != "sglang" or facts.get("algorithm") not in TREES or not facts.speculates:
         return
+    if facts.get("adaptive") and facts.get("topk") in (None, 1):
+        return  # the engine chooses the steps from its list, and the rest follows
     given = {key: facts.get(key) for key in ("steps", "topk", "rows")}
     if any(value is not None and type(value) is not int for value in given.values()):
         return  # L3 says so
@@ -113,10 +142,11 @@ def draft_given(launch: Launch) -> Iterator[Check]:
     facts = launch.facts
     chosen, draft = facts.get("algorithm"), facts.get("draft")
     name = facts.spell("draft")
-    if facts.speculates and not draft and str(chosen).upper() in ("EAGLE3", "STANDALONE", "DFLASH"):
-        message = f"draft missing: {chosen} without {name} ends the start"
+    method = chosen or ("draft_model" if isinstance(facts.get("speculative"), dict) else None)  # vLLM's own guess
+    if facts.speculates and not draft and method in NEEDS_DRAFT.get(launch.engine, ()):
+        message = f"draft missing: {method} without {name} ends the start"
         source = "sglang #36528" if launch.engine == "sglang" else "vllm config/speculative.py"
-        yield launch.finding("L13", Verdict.FAIL, message, {"algorithm": chosen}, f"give {name}", source)
+        yield launch.finding("L13", Verdict.FAIL, message, {"algorithm": method}, f"give {name}", source)
     if launch.engine == "sglang" and draft and not chosen:
         message = f"draft options without an algorithm: {name} alone is read by nothing"
         fix = f"add {facts.spell('algorithm')} EAGLE3"
@@ -148,17 +178,20 @@ def inherited(launch: Launch) -> Iterator[Check]:
     if launch.engine != "sglang" or not facts.speculates or not facts.get("draft"):
         return
     quantization = facts.get("quantization")
-    if quantization not in (None, "unquant") and facts.get("draft_quantization") is None:
+    kind = is_eagle3(launch)
+    if kind is not False and quantization not in (None, "unquant") and facts.get("draft_quantization") is None:
         name = facts.spell("quantization")
         message = f"draft inherits the quantization: {name} {quantization} is meant for the target"
         fix = f"leave {name} out (the checkpoint says it), or add {facts.spell('draft_quantization')} unquant"
-        yield launch.finding("L15", Verdict.FAIL, message, {name: quantization}, fix,
+        yield launch.finding("L15", Verdict.FAIL if kind else Verdict.WARN, message, {name: quantization}, fix,
                              "sglang srt/arg_groups/serving_hook.py")  # fmt: skip
     backends = [facts.get(key) for key in ("attention", "attention_prefill", "attention_decode")]
-    if taken := [backend for backend in backends if backend in NOT_FOR_DRAFTS and not facts.get("draft_attention")]:
-        message = f"draft inherits the attention backend: {taken[0]} has no kernel for it"
+    taken = next((backend for backend in backends if backend in LATENT), "")
+    if taken and kind is not False and not facts.get("draft_attention") and not is_latent(launch):
+        message = f"draft inherits the attention backend: {taken} has no kernel for a Llama-like draft"
         fix = f"add {facts.spell('draft_attention')} triton"
-        yield launch.finding("L16", Verdict.FAIL, message, {"backend": taken[0]}, fix, "sglang #23490")
+        yield launch.finding("L16", Verdict.FAIL if kind else Verdict.WARN, message, {"backend": taken}, fix,
+                             "sglang #23490")  # fmt: skip
     if facts.get("load_format") == "dummy" and facts.get("draft_load_format") is None:
         message = "draft inherits random weights: --load-format dummy is meant for the target"
         fix = f"add {facts.spell('draft_load_format')} auto"
@@ -196,7 +229,11 @@ def extraction(launch: Launch) -> Iterator[Check]:
         aux = facts.spell("aux_states")
         message = "states of the last layer only: H wide, where an EAGLE-3 draft needs three layers side by side"
         can = aux in launch.line.known.options
-        fix = f"use {aux} with three layer ids" if can else "use SGLang 0.5.23, or a forward hook on this version"
+        fix = (
+            f"use {aux} and {facts.spell('algorithm')} EAGLE3, without a draft"
+            if can
+            else "use SGLang 0.5.23, or a forward hook on this version"
+        )
         yield launch.finding("L31", Verdict.WARN, message, {facts.spell("states"): True}, fix,
                              "sglang srt/arg_groups/fields/exec_.py")  # fmt: skip
     if launch.engine == "vllm" and facts.extracts:

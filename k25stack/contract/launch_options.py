@@ -1,13 +1,15 @@
-"""L0 to L8: the words of a launch line against the option catalogue of its version."""
+"""L0 to L9: the words of a launch line against the option catalogue of its version."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from k25stack.contract.finding import Check, Verdict
-from k25stack.engines.catalogue import judge_name
+from k25stack.engines.catalogue import judge_name, narrowed
+from k25stack.engines.catalogue import together as pairs
 from k25stack.engines.scan import Refusal
 from k25stack.engines.versions import version_key
 
@@ -102,4 +104,52 @@ def config_file(launch: Launch) -> Iterator[Check]:
         yield launch.finding("L8", verdict, found.problem, evidence, found.remedy, launch.known.source)
 
 
-RULES = (version, refused, outdated, repeated, config_file)
+def values(launch: Launch) -> Iterator[Check]:
+    """L3: what the parser takes as any text, and the engine refuses later."""
+    for row in narrowed(launch.engine, launch.version):
+        name, given = launch.facts.spell(row.meaning), launch.facts.get(row.meaning)
+        keys = row.meaning == "speculative"  # of vLLM's JSON; what is no object is told elsewhere
+        if given is None or name in _told(launch) or (keys and not isinstance(given, dict)):
+            continue
+        what = "key" if keys else "value"
+        for word in map(str, given if keys else [given]):
+            if word in row.values:
+                continue
+            near = difflib.get_close_matches(word, row.values, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(row.values)}"
+            message = f"bad value: {name}: {word!r} is no {what} of it; the parser takes it, and the engine then stops"
+            yield launch.finding("L3", Verdict.FAIL, message, {name: given}, fix, row.source)
+
+
+def _told(launch: Launch) -> set[str]:
+    """Options of which a value has been refused already."""
+    return {refusal.word for refusal in launch.line.refusals if refusal.kind == "value"}
+
+
+def together(launch: Launch) -> Iterator[Check]:
+    """L9: options that stop the engine without another one, or beside it."""
+    line, here = launch.line, launch.known
+    on = {given.option.name for given in line.given if given.value is not False}
+    for row in pairs(launch.engine, launch.version):
+        name, other = f"--{row.option}", f"--{row.needs or row.without}"
+        if name not in on or (other in on) is bool(row.needs):
+            continue
+        message = f"{name} {'needs' if row.needs else 'does not go with'} {other}: {here.label} stops"
+        fix = f"add {other}" if row.needs else "leave one of the two out"
+        yield launch.finding("L9", Verdict.FAIL, message, {"option": name, "other": other}, fix, row.source)
+    if launch.engine != "vllm":
+        return
+    config = line.last("--speculative-config")
+    inner = config.value if config is not None and isinstance(config.value, dict) else {}
+    for name, key in (
+        ("--spec-method", "method"),
+        ("--spec-model", "model"),
+        ("--spec-tokens", "num_speculative_tokens"),
+    ):
+        if name in on and key in inner:
+            message = f'{name} does not go with "{key}" in --speculative-config: {here.label} stops'
+            yield launch.finding("L9", Verdict.FAIL, message, {name: key}, "leave one of the two out",
+                                 "vllm engine/arg_utils.py, create_speculative_config")  # fmt: skip
+
+
+RULES = (version, refused, outdated, repeated, config_file, values, together)

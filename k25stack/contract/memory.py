@@ -1,4 +1,4 @@
-"""M1 to M4: whether a profile's weights, caches and graphs fit its cards, and its loading the host."""
+"""M1 to M5: whether a profile's weights, caches and graphs fit its cards, and its loading the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_memory(stack: Stack, name: str, ram_gib: float = 0.0, files: int = 64)
     profile = stack.profile(name)
     plan = plan_memory(stack, profile, files=files)
     checks = (*weights_fit(plan, name), *draft_pool(plan, name), *room(plan, stack, profile, name),
-              *loading(plan, name, ram_gib, files))  # fmt: skip
+              *loading(plan, name, ram_gib, files), *uncounted(plan, name))  # fmt: skip
     return plan, Result(f"{stack.name}/{name}", "memory", checks)
 
 
@@ -93,6 +93,8 @@ def room(plan: MemoryPlan, stack: Stack, profile: Profile, group: str) -> Iterat
     if not plan.budget:
         return  # M1 has said why
     context, running = profile.context or stack.target.context, profile.max_running or 1
+    if plan.engine == "sglang":  # vLLM counts them for each of its ranks
+        running = -(-running // plan.schedulers)
     each = plan.tokens // running
     evidence = {"tokens": plan.tokens, "context": context, "requests": running, "tokens_each": each}
     source = "shapes of the stack file"
@@ -131,11 +133,19 @@ def loading(plan: MemoryPlan, group: str, ram_gib: float, files: int) -> Iterato
         yield Check("M4", group, Verdict.WARN, message, evidence, fix, source)
 
 
+def uncounted(plan: MemoryPlan, group: str) -> Iterator[Check]:
+    """M5: options that change what lies on a card and that no figure above counts."""
+    if plan.left_out:
+        message = f"not counted in these figures: {', '.join(plan.left_out)}"
+        yield Check("M5", group, Verdict.UNKNOWN, message, {"options": list(plan.left_out)},
+                    "read what the engine reports of itself at its start", "")  # fmt: skip
+
+
 def describe(plan: MemoryPlan) -> dict[str, object]:
     """The plan as JSON values; everything in bytes on each card unless its name says otherwise."""
     return {
-        **{key: value for key, value in asdict(plan).items() if key != "parts"},
-        "parts": {part.name: round(part.per_gpu(plan.gpus)) for part in plan.parts},
+        **{key: value for key, value in asdict(plan).items() if key not in ("parts", "shares")},
+        "parts": plan.shares,
         "draft_loaded": plan.draft.loaded,
         "resident": plan.resident,
         "target_pool": plan.target_pool,
@@ -152,7 +162,7 @@ def table(plan: MemoryPlan) -> Iterator[str]:
     yield f"{'on each of ' + str(plan.gpus) + ' cards':34}{'GiB':>9}"
     for part in plan.parts:
         how = "" if part.split else "  held whole by each card"
-        yield f"  {part.name:32}{part.per_gpu(plan.gpus) / GIB:9.2f}{how}"
+        yield f"  {part.name:32}{plan.shares[part.name] / GIB:9.2f}{how}"
     share = f"{plan.fraction:.3f} of {gib(plan.card)}, less the above"
     rows = [
         ("weights of the target", plan.weights, ""),
@@ -169,5 +179,6 @@ def table(plan: MemoryPlan) -> Iterator[str]:
         if value:
             yield f"{name:34}{value / GIB:9.2f}  {note}".rstrip()
     capped = " (capped by the profile)" if plan.capped else ""
-    tokens = f"{plan.tokens:,} tokens of cache{capped}; " if plan.budget else ""
+    ranks = f" on each of {plan.schedulers} ranks" if plan.schedulers > 1 else ""
+    tokens = f"{plan.tokens:,} tokens of cache{capped}{ranks}; " if plan.budget else ""
     yield f"{tokens}host: {gib(plan.host_ram)} at worst while loading"

@@ -16,12 +16,12 @@ from functools import cache
 from k25stack.contract.finding import Check, Verdict
 from k25stack.engines.versions import version_key
 from k25stack.errors import UsageError
-from k25stack.host.nccl_env import data
+from k25stack.host.nccl_env import IMAGES_SET, data
 
 GROUP = "nccl"
 SOURCE = "NCCL {version} src/graph/paths.cc, src/graph/tuning.cc, src/misc/param.cc"
 COUNT = re.compile(r"[0-9]{1,9}")
-DEBUG = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
+DEBUG = ("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE")  # ATTN from 2.32 on
 # Read by PyTorch, not by NCCL.
 ELSEWHERE = ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG")
 
@@ -120,16 +120,22 @@ def check_environment(env: Mapping[str, str], version: str = "", group: str = GR
 
 def _names(env: Mapping[str, str], known: NcclFacts, group: str) -> Iterator[Check]:
     for name in env:
-        if name in known.names or name in ELSEWHERE:
+        if name in known.names or name in ELSEWHERE or name in IMAGES_SET:
             continue
         if name in known.gone:
             message = f"{name} is read by NCCL {known.gone[name]}, not by {known.version}"
             yield Check("N1", group, Verdict.WARN, message, {name: env[name]}, "leave it out", known.source)
             continue
         near = difflib.get_close_matches(name, sorted(known.names), n=1, cutoff=0.8)
+        if not near and version_key(known.version) > version_key(newest_version()):
+            message = f"{name}: names are known up to NCCL {newest_version()}, and {known.version} is newer"
+            yield Check("N1", group, Verdict.UNKNOWN, message, {name: env[name]}, "see its release notes", known.source)
+            continue
         fix = f"did you mean {near[0]}?" if near else "leave it out"
         message = f"NCCL {known.version} reads no {name}: it is passed over without a word"
-        yield Check("N1", group, Verdict.FAIL, message, {name: env[name]}, fix, known.source)
+        # A misspelled name is a lost setting; any other may be read by a plugin.
+        verdict = Verdict.FAIL if near else Verdict.WARN
+        yield Check("N1", group, verdict, message, {name: env[name]}, fix, known.source)
 
 
 def _values(env: Mapping[str, str], known: NcclFacts, group: str) -> Iterator[Check]:
@@ -157,7 +163,12 @@ def level_problem(name: str, value: str, known: NcclFacts) -> str:
 
 
 def number_problem(name: str, value: str, known: NcclFacts) -> str:
-    if re.fullmatch(r"[-+]?(0[xX][0-9a-fA-F]+|[0-9]+)", value.strip()):
+    """``what | remedy`` for a number as C reads it (strtoll, base 0); an empty text counts as not set."""
+    text = value.strip()
+    if octal := re.fullmatch(r"[-+]?0([0-9]+)", text):
+        counts = re.match(r"[0-7]*", octal.group(1)).group(0) or "0"  # type: ignore[union-attr]
+        return f"a leading zero makes it octal, it counts as {int(counts, 8)} | write it without the zero"
+    if not value or re.fullmatch(r"[-+]?(0[xX][0-9a-fA-F]+|[0-9]+)", text):
         return ""
     leading = re.match(r"\s*[-+]?[0-9]+", value)
     taken = leading.group(0).strip() if leading else "0"
@@ -209,6 +220,9 @@ def _conflicts(env: Mapping[str, str], known: NcclFacts, group: str) -> Iterator
     if env.get("NCCL_P2P_DISABLE") == "1" and "NCCL_P2P_LEVEL" in env:
         yield says(Verdict.WARN, "NCCL_P2P_DISABLE=1 overrides NCCL_P2P_LEVEL", ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
                    "keep one of the two")  # fmt: skip
+    if env.get("NCCL_P2P_DISABLE") == "1" and env.get("NCCL_SHM_DISABLE") == "1":
+        yield says(Verdict.WARN, "without P2P and shared memory the cards of one host talk over the network",
+                   ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), "keep one of the two ways open")  # fmt: skip
     for low, high in (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
         counts = [int(env[name]) for name in (low, high) if COUNT.fullmatch(env.get(name, ""))]
         if len(counts) == 2 and counts[0] > counts[1]:

@@ -33,18 +33,29 @@ class EngineRules:
     names: Mapping[str, list[NamePattern]]  # layout -> patterns; the first that matches decides
     unknown_tensors: str  # "ignored" without a word, or "refused"
     missing_tensors: str
+    fused_names: bool  # qkv_proj and gate_up_proj are loaded as they are
+    biases: Mapping[str, Mapping[str, list[str]]]  # layout -> config switch -> modules that get a bias
+    later_layer_norm: str  # of the two norms before the attention, the one that layers after the first apply
     missing_head: str  # "random", "lent" by the target, or "refused"
+    ties_head: bool  # tie_word_embeddings replaces the head
     vocab_size_absent: str  # no draft_vocab_size: "raises", or taken from the "target"
     full_vocabulary_map: str  # d2t beside a full vocabulary: "accepted" or "refused"
     id_keys: Mapping[str, list[str]]  # code path ("" when there is one) -> config keys, the first present one is used
+    empty_ids: str  # an empty list: "captures nothing", or "the next place is read"
     shift: Mapping[str, str]  # target family -> name in layerids.SHIFTS
     captures_last_output: bool  # id n of n layers is possible
     null_target_width: str  # what "target_hidden_size": null does; empty when harmless
     short_draft_context: str  # verdict when the draft's limit is under the served context
+    context_keys: list[str]  # config keys of that limit, the first present one is used
+    transformers: int  # major version that reads config.json; 0 for none
+    rope_types: list[str]
     computes: Mapping[str, list[Any]]  # config switch -> values whose mathematics the engine has
     draft_window: str  # a sliding window is taken from the "config", from a "flag", or there is "none"
     computes_mla: Mapping[str, list[Any]] = field(default_factory=dict)  # where its MLA draft class differs
     targets_without_capture: tuple[str, ...] = ()  # target model types that cannot hand over their states
+    architecture_prefix: str = ""  # put before an architecture that neither begins nor ends with it
+    other_architectures: tuple[str, ...] = ()  # draft classes that it has and these rules do not judge
+    mla_states_from_lists: bool = False  # its MLA class sizes fc by the lists of ids, not by num_aux_hidden_states
 
     @property
     def label(self) -> str:
@@ -58,6 +69,15 @@ class EngineRules:
     def computed(self, layout: str) -> dict[str, list[Any]]:
         """Config switch -> values that the draft class of this layout has the mathematics for."""
         return {**self.computes, **self.computes_mla} if layout == "mla" else dict(self.computes)
+
+    def layout(self, architecture: str) -> str | None:
+        """The layout of the draft class for a declared architecture; None where these rules know no such class."""
+        return self.architectures.get(self.class_name(architecture))
+
+    def class_name(self, architecture: str) -> str:
+        prefix = self.architecture_prefix
+        whole = not architecture or architecture.startswith(prefix) or architecture.endswith(prefix)
+        return architecture if whole else prefix + architecture
 
     def shift_of(self, family: str) -> Shift:
         return SHIFTS[self.shift[family]]

@@ -1,17 +1,17 @@
-"""The checks of a directory of hidden-state shards, D1 to D8: one small function each, in one table.
+"""The checks of a directory of hidden-state shards, D1 to D9: one small function each, in one table.
 
-D1 to D3 and D5 to D8 read headers, manifest and tokens (standard library only); D4 asks the target's own head (torch).
+Headers, manifest and tokens are read with the standard library; what the states themselves hold (D2, D4) needs torch.
 To add one: write the function, add its row to ``TABLE``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.contract import states_head, states_text, states_values
+from k25stack.contract import states_aux, states_head, states_text, states_values
 from k25stack.contract.facts import attempt
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.draft.provenance import PROVENANCE
@@ -22,6 +22,7 @@ from k25stack.states.tokens import Text, texts
 from k25stack.states.verify import REMEDY, verify
 
 GROUP = "shards"
+NOTE = "target.json"  # what a fetched target says of itself
 TEXTS = 2000  # documents whose text is judged, spread over the directory; all with --deep
 
 
@@ -59,11 +60,12 @@ def check_states(directory: Path, question: StatesQuestion | None = None) -> Res
         damage = verify(directory, hashes=asked.deep)
         manifest = Manifest.read(directory)
     except DamageError as error:
-        found = Check("D1", GROUP, Verdict.FAIL, str(error), {}, "extract the states again")
+        found = Check(rule_of(error.what), GROUP, Verdict.FAIL, str(error), {}, "extract the states again")
         return Result(str(directory), "states", (found,))
     if damage:
         checks = [
-            Check("D1", GROUP, Verdict.FAIL, f"{one.file}: {one.what}", {"file": one.file}, REMEDY) for one in damage
+            Check(rule_of(one.what), GROUP, Verdict.FAIL, f"{one.file}: {one.what}", {"file": one.file}, REMEDY)
+            for one in damage
         ]
         return Result(str(directory), "states", tuple(checks))
     read, problem = attempt(lambda: list(texts(directory, manifest, None if asked.deep else TEXTS)), [])
@@ -74,6 +76,13 @@ def check_states(directory: Path, question: StatesQuestion | None = None) -> Res
         record = read_object(asked.draft / PROVENANCE)
     facts = StatesFacts(directory, manifest, read, asked, record)
     return Result(str(directory), "states", tuple(check for judge in TABLE for check in judge(facts)))
+
+
+def rule_of(what: str) -> str:
+    """The check that a damage belongs to: a shard of another width (D2), of another origin (D3), or torn (D1)."""
+    if what.startswith("aux is ") or " aux layers " in what:
+        return "D2"
+    return "D3" if what.startswith("metadata ") else "D1"
 
 
 def whole(facts: StatesFacts) -> Iterator[Check]:
@@ -121,6 +130,8 @@ def layers(facts: StatesFacts) -> Iterator[Check]:
     else:
         beside = " of the draft" if wanted is not None else ""
         yield Check("D2", GROUP, Verdict.PASS, f"three states of width {meta.hidden}, layers{beside}", evidence)
+    if target is None or (meta.hidden == target.hidden and meta.layers[-1] <= target.layers):
+        yield from states_aux.contents(facts.directory, facts.texts, meta.layers, facts.question.target)
 
 
 def one_origin(facts: StatesFacts) -> Iterator[Check]:
@@ -138,14 +149,32 @@ def one_origin(facts: StatesFacts) -> Iterator[Check]:
         message = f"not recorded: {', '.join(unknown)}"
         yield Check("D3", GROUP, Verdict.WARN, message, told, "extract with a version that records them")
         return
-    wanted = (facts.record or {}).get("target")
-    revision = wanted.get("revision") if isinstance(wanted, dict) else None
-    if revision not in (None, meta.target_revision):
-        message = "the draft is of another target revision"
-        evidence = {"states": meta.target_revision, "draft": revision}
+    others = dict(revisions(facts))
+    if wrong := {name: other for name, other in others.items() if other != meta.target_revision}:
+        message = f"the {' and the '.join(wrong)} is of another target revision"
+        evidence = {"states": meta.target_revision, **wrong}
         yield Check("D3", GROUP, Verdict.FAIL, message, evidence, "extract the states of the draft's target again")
         return
+    record = facts.record or {}
+    pairs = {name: (told[name], record[name]) for name in ("template_hash", "decode") if record.get(name)}
+    if unequal := {name: list(pair) for name, pair in pairs.items() if pair[0] != pair[1]}:
+        message = f"not comparable with the draft: another {' and another '.join(unequal)}"
+        fix = "compare a draft on text of its own decode mode"
+        yield Check("D3", GROUP, Verdict.WARN, message, {"states_and_draft": unequal}, fix)
+        return
     yield Check("D3", GROUP, Verdict.PASS, "one engine, version, revision and decode mode", told)
+
+
+def revisions(facts: StatesFacts) -> Iterator[tuple[str, str]]:
+    """(who, target revision) of those that say one: the draft's record and the target's own note."""
+    target = (facts.record or {}).get("target")
+    notes = [("draft", target)]
+    if facts.question.target is not None and (facts.question.target / NOTE).is_file():
+        notes.append(("target", read_object(facts.question.target / NOTE)))
+    for who, note in notes:
+        revision = note.get("revision") if isinstance(note, Mapping) else None
+        if isinstance(revision, str) and revision:
+            yield who, revision
 
 
 def last_norm(facts: StatesFacts) -> Iterator[Check]:
@@ -156,15 +185,16 @@ def last_norm(facts: StatesFacts) -> Iterator[Check]:
         yield Check("D4", GROUP, Verdict.WARN, message, {"last_norm": meta.last_norm}, "give --target MODEL_DIR")
         return
     try:
-        yield from states_head.judge(facts.directory, facts.texts, meta.last_norm, facts.question.target)
+        yield from states_head.judge(facts.directory, facts.texts, meta.last_norm, facts.question.target, meta.decode)
     except (DamageError, HostError) as error:
         yield Check("D4", GROUP, Verdict.UNKNOWN, f"not judged: {error}", {}, error.remedy)
 
 
 def text_quality(facts: StatesFacts) -> Iterator[Check]:
-    """D5 and D6: the text is the target's own, and does not loop."""
+    """D5, D6 and D9: the text is the target's own, does not loop, and stands there once."""
     yield from states_text.on_policy(facts.texts, facts.manifest.meta.decode)
     yield from states_text.looping(facts.texts)
+    yield from states_text.once(facts.texts)
 
 
 def amount(facts: StatesFacts) -> Iterator[Check]:

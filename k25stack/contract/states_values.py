@@ -65,12 +65,17 @@ def odd_value(data: bytes, kind: str) -> int | None:
 
 
 def tokens(texts: Sequence[Text], vocab: int | None) -> Iterator[Check]:
-    """Every token and every stored argmax is an id of the target.  ``vocab``: its size, None when it is not known.
+    """Every token and every stored argmax is an id of the target, and a response follows its prompt.
 
-    Before a token that is not of the response, argmax may also be -1: not asked.
+    ``vocab``: the target's size, None when it is not known.  Before a token that is not of the response, argmax may
+    also be -1: not asked.
     """
     most = vocab or 1 << 31
     for text in texts:
+        if text.supervised[:1] == b"\1" or b"\1\0" in text.supervised:
+            message = f"loss_mask of {text.name} is not a prompt and then its response: shifted by a row?"
+            yield Check("D1", GROUP, Verdict.FAIL, message, {"document": text.name}, "extract again")
+            return
         if (found := _odd_id(text, most)) is None:
             continue
         message = f"{found[0]} of {text.name} holds {found[1]}, no token of " + (f"0..{vocab - 1}" if vocab else "any")

@@ -8,7 +8,6 @@ changing the mathematics is refused with the reason.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,11 +19,20 @@ from k25stack.draft.formats import WRITABLE, Hints, Told, read_config
 from k25stack.draft.mathematics import Mathematics
 from k25stack.draft.origin import new_record, origin, proposed, recorded_family, verifier_architectures, verifier_name
 from k25stack.draft.provenance import CONFIG, PROVENANCE, WEIGHTS, file_records
-from k25stack.draft.source import EMBEDDING, Source, check_tensors, collect, read_source, unpickled
+from k25stack.draft.source import (
+    EMBEDDING,
+    LENT_EMBEDDING,
+    Source,
+    Stored,
+    check_tensors,
+    collect,
+    read_source,
+    unpickled,
+)
 from k25stack.draft.spellings import TORCH_NAMES, Wanted, carried, name_in, write_config
 from k25stack.draft.target import TargetFacts, read_object
 from k25stack.draft.vocab import maps, vocab_hash
-from k25stack.draft.weightfile import WeightFile, bool_part, in_order
+from k25stack.draft.weightfile import WeightFile, bool_part, in_order, open_weights
 from k25stack.errors import DamageError, UsageError
 from k25stack.files import write_json
 from k25stack.model.tensorfile import Part, write_tensors
@@ -130,7 +138,7 @@ def make_plan(source: Path, request: Request, files: list[Path] | None = None) -
     parts = [one.part(name_in(request.to, name)) for name, one in held.tensors.items()]
     ids_hash, built = vocabulary(held, function)
     parts += [built] if built else []
-    parts += embedding(held, request.to, config, notes)
+    parts += embedding(held, request, notes)
     wanted = Wanted(
         to=request.to,
         layers=told.layers,
@@ -140,6 +148,7 @@ def make_plan(source: Path, request: Request, files: list[Path] | None = None) -
         verifier=verifier_name(config, record, request.target),
         verifier_architectures=verifier_architectures(config, request.target),
         served_window=request.window,
+        trained_embedding=held.embedding is not None and bool(config.get("embed_requires_grad")),
     )
     if wanted.dtype not in TORCH_NAMES:
         raise UsageError(f"weights are {wanted.dtype}", where=str(source), remedy="quantised drafts are not converted")
@@ -210,18 +219,30 @@ def vocabulary(held: Source, function: Mathematics) -> tuple[str, Part | None]:
     return vocab_hash(ids), None
 
 
-def embedding(held: Source, to: str, config: Mapping[str, Any], notes: list[str]) -> list[Part]:
-    """The draft's own embedding where the format ships one.
+def embedding(held: Source, request: Request, notes: list[str]) -> list[Part]:
+    """The draft's own embedding where the format ships one; SGLang always lends the target's.
 
-    SGLang always lends the target's; so a trained one is refused for it.  Raises UsageError.
+    Raises UsageError when the target's weights are there and it is another one.
     """
     if held.embedding is None:
         return []
-    trained = bool(config.get("embed_requires_grad"))
-    if to in ("speculators", "specforge", "vllm"):
+    if request.to in ("speculators", "specforge", "vllm"):
         return [held.embedding.part(EMBEDDING)]
-    if trained:
-        raise UsageError("its embedding was trained, and SGLang always lends the target's", where=f"--to {to}",
-                         remedy="train with a frozen embedding, or serve with vLLM (--to vllm)")  # fmt: skip
-    notes.append("embed_tokens is the target's: left out")
+    lent = target_embedding(request.target)
+    if lent is None or lent.info.dtype != held.embedding.info.dtype:
+        notes.append("embed_tokens is taken for the target's: left out, not compared")
+    elif lent.same_bits(held.embedding):
+        notes.append("embed_tokens is the target's: left out")
+    else:
+        raise UsageError("its embed_tokens is not the target's, which SGLang always lends", where=f"--to {request.to}",
+                         remedy="give the target that it was trained for, or serve with vLLM (--to vllm)")  # fmt: skip
     return []
+
+
+def target_embedding(target: Path | None) -> Stored | None:
+    """The target's embedding where its weights are beside its config."""
+    try:
+        files = open_weights(target) if target is not None and target.is_dir() else []
+    except DamageError:  # a config and an index without their weights are enough of a target here
+        return None
+    return next((Stored(file, name) for file in files for name in file.tensors if LENT_EMBEDDING.search(name)), None)

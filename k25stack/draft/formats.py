@@ -6,10 +6,12 @@ format       layer ids                                   norm_output            
 portable     top level, canonical; nested for SGLang     engines' meaning        nothing is left out
 sglang       ``eagle_config``; + 1 as SGLang counts      engines' meaning        all norm switches off
 vllm         top level, canonical                        engines' meaning        all norm switches off
-speculators  top level, canonical                        engines' meaning        **norm_before_residual on**
+speculators  top level, canonical                        engines' meaning        norm_before_residual: **refused**
 specforge    ``eagle_config``; *outputs*, so + 1         **another thing**       the head reads the normed state
 modelopt     ``eagle_config``; *outputs*, so + 1         none                    all norm switches off
 ===========  ==========================================  ======================  ====================================
+
+A speculators config without ``norm_before_residual`` is off to its trainer and on to vLLM, so it says nothing.
 
 SpecForge's ``norm_output`` says whether the *head* reads the normed state (on by default), which both engines always
 do; the state that its next step reads is always the raw one.  So on or absent there is off here, and off there cannot
@@ -34,7 +36,7 @@ FORMATS = ("portable", "sglang", "vllm", "speculators", "specforge", "modelopt")
 WRITABLE = FORMATS[:5]
 MODELOPT_MARKS = ("use_input_layernorm_in_first_layer", "use_last_layernorm", "use_mtp_layernorm", "next_layer_regular")
 
-# What speculators leaves out of transformer_layer_config, since transformers writes only what differs from these.
+# What a transformer_layer_config may leave out: the trainer's own Llama config fills it in (vLLM does not).
 LLAMA_DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -111,7 +113,11 @@ def read_config(config: Mapping[str, Any], record: Mapping[str, Any] | None, whe
 def function_of(name: str, config: Mapping[str, Any], where: str) -> Mathematics:
     """What a config of this format computes.  Raises UsageError for what no format here carries."""
     if name == "speculators":
-        return mathematics(flattened(config, where), where)
+        flat = flattened(config, where)
+        if config.get("norm_before_residual") is None:
+            raise UsageError("norm_before_residual is left out: off in speculators 0.9, on in vLLM", where=where,
+                             remedy="write it into config.json as it was trained")  # fmt: skip
+        return mathematics(flat, where)
     return specforge_function(config, where) if name == "specforge" else mathematics(config, where)
 
 

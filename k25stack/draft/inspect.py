@@ -56,6 +56,7 @@ def inspect_draft(directory: Path) -> dict[str, Any]:
         }
         for name, info in found.items()
     ]
+    layers = config.get("num_hidden_layers")
     own = sum(size(info.shape) for name, info in found.items() if info.dtype in FLOATS and not LENT.search(name))
     eagle = config.get("eagle_config")
     return {
@@ -70,7 +71,7 @@ def inspect_draft(directory: Path) -> dict[str, Any]:
         "bytes": sum(file.header.bytes for file in files),
         "parameters": own,
         "parameters_with_embedding": own + spec.target_vocab * spec.hidden,
-        "kv_bytes_per_token": function.kv_bytes_per_token(),
+        "kv_bytes_per_token": function.kv_bytes_per_token() * (layers if type(layers) is int and layers > 0 else 1),
         "layer_ids": {
             "top_level": config.get(IDS_KEY),
             "nested": eagle.get(IDS_KEY) if isinstance(eagle, dict) else None,

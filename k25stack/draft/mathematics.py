@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from k25stack.draft.mla import RANKS, mla_tensors
-from k25stack.draft.sizes import sizes_from_config
+from k25stack.draft.sizes import rope_table, rope_type, sizes_from_config
 from k25stack.draft.spec import DraftSpec
 from k25stack.errors import UsageError
 
@@ -72,7 +72,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "bias": (False,),
+    "qkv_bias": (False,),
     "num_hidden_layers": (1,),
+    "partial_rotary_factor": (1, 1.0),
+    "rope_is_neox_style": (True,),
+    "is_causal": (True,),
+    "logit_scale": (1, 1.0),
 }
 
 
@@ -84,6 +89,8 @@ def mathematics(config: Mapping[str, Any], where: str) -> Mathematics:
     """
     for name, values in REFUSED.items():
         found = config.get(name)
+        if found is None:
+            found = rope_table(config).get(name)  # transformers 5 keeps partial_rotary_factor there
         if found is not None and not any(found == value and type(found) is type(value) for value in values):
             raise UsageError(f"{name} is {found!r}", where=where, remedy=f"only {values[0]!r} can be converted")
     spec = sizes_from_config(config, where)
@@ -101,7 +108,7 @@ def mathematics(config: Mapping[str, Any], where: str) -> Mathematics:
         on["fc_norm"] = True
     if on["norm_before_fc"] and on["fc_norm"]:
         raise UsageError("norm_before_fc and fc_norm are both on", where=where, remedy="trainers have one or the other")
-    return Mathematics(spec=spec, window=window(config, where), rope_scaling=rope(config), mla=mla, **on)
+    return Mathematics(spec=spec, window=window(config, where), rope_scaling=rope(config, where), mla=mla, **on)
 
 
 def is_mla(config: Mapping[str, Any]) -> bool:
@@ -125,7 +132,7 @@ def window(config: Mapping[str, Any], where: str = "config.json") -> int | None:
     size = config.get("sliding_window")
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        used = "sliding_attention" in kinds
+        used = kinds[:1] == ["sliding_attention"]  # of its own layer; a target's list may have been left there
     else:
         used = bool(config.get("use_sliding_window", size is not None))
     if not used:
@@ -135,10 +142,24 @@ def window(config: Mapping[str, Any], where: str = "config.json") -> int | None:
     return size
 
 
-def rope(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Scaling of the positions; None for plain rope.  ``rope_parameters`` (transformers 5) goes before the old key."""
-    for name in ("rope_parameters", "rope_scaling"):
-        found = config.get(name)
-        if isinstance(found, Mapping) and found.get("rope_type", found.get("type", "default")) != "default":
-            return {key: value for key, value in found.items() if key != "rope_theta"}
-    return None
+def rope(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Scaling of the positions; None for plain rope."""
+    table = rope_table(config)
+    if not isinstance(rope_type(table), str):
+        raise UsageError(f"rope_type is {rope_type(table)!r}", where=where, remedy="write the name of a kind")
+    if rope_type(table) == "default":
+        return None
+    return {key: value for key, value in table.items() if key != "rope_theta"}
+
+
+def spec_from_config(config: Mapping[str, Any], where: str) -> DraftSpec:
+    """The sizes of a draft that this project's own module computes.
+
+    Raises UsageError for anything that `mathematics` refuses and for a function that the module does not have
+    (scaled rope, a window, norms before fc, a normed residual).
+    """
+    function = mathematics(config, where)
+    for name, value in vars(function).items():
+        if name != "spec" and value:
+            raise UsageError(f"{name} is {value!r}", where=where, remedy="the module here does not compute it")
+    return function.spec

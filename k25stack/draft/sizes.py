@@ -9,37 +9,7 @@ from k25stack.draft.layerids import IDS_KEY
 from k25stack.draft.spec import DraftSpec
 from k25stack.errors import UsageError
 
-
-def spec_from_config(config: Mapping[str, Any], where: str) -> DraftSpec:
-    """The sizes that a draft's config.json describes.
-
-    Raises UsageError for a missing or ill-typed size and for mathematics that this project's module does not have
-    (more than one layer, scaled rope, norms before fc, a normed residual).
-    """
-    for name, harmless in UNSUPPORTED.items():
-        value = config.get(name)
-        if value is not None and value not in harmless:
-            raise UsageError(f"{name} is {value!r}", where=where, remedy=f"this module computes {harmless[0]!r} only")
-    eagle = config.get("eagle_config")
-    if isinstance(eagle, Mapping) and eagle.get("norm_before_fc"):
-        raise UsageError("eagle_config.norm_before_fc is on", where=where, remedy="this module has no norm before fc")
-    scaling = config.get("rope_scaling")
-    if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type", "default")) != "default":
-        raise UsageError(f"rope_scaling is {scaling!r}", where=where, remedy="this module computes plain rope only")
-    return sizes_from_config(config, where)
-
-
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "num_hidden_layers": (1,),
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "bias": (False,),
-    "norm_before_residual": (False,),
-    "norm_before_fc": (False,),
-    "fc_norm": (False,),
-    "use_aux_norm": (False,),
-}
+THETA = 10000.0  # where a config says nothing
 
 
 def sizes_from_config(config: Mapping[str, Any], where: str) -> DraftSpec:
@@ -53,8 +23,6 @@ def sizes_from_config(config: Mapping[str, Any], where: str) -> DraftSpec:
 
     hidden, heads = value("hidden_size"), value("num_attention_heads")
     whole = type(hidden) is int and type(heads) is int and heads > 0
-    rope = config.get("rope_parameters")
-    theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
     try:
         return DraftSpec(
             hidden=hidden,
@@ -66,12 +34,25 @@ def sizes_from_config(config: Mapping[str, Any], where: str) -> DraftSpec:
             target_vocab=value("vocab_size"),
             aux=aux_count(config),
             rms_eps=value("rms_norm_eps"),
-            rope_theta=theta or value("rope_theta", 10000.0),
+            rope_theta=rope_table(config).get("rope_theta") or value("rope_theta", THETA),
             max_position=value("max_position_embeddings"),
             norm_output=value("norm_output", False),
         )
     except UsageError as error:
         raise UsageError(error.what, where=where, remedy=error.remedy) from None
+
+
+def rope_table(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of its positions: the old key where it has a value, else ``rope_parameters``.
+
+    As transformers 5 reads them (SGLang from 0.5.16 on, vLLM); an older one has no ``rope_parameters``.
+    """
+    found = config.get("rope_scaling") or config.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def rope_type(table: Mapping[str, Any]) -> Any:
+    return table.get("rope_type", table.get("type", "default"))
 
 
 def latent_head_dim(config: Mapping[str, Any]) -> int | None:
@@ -88,5 +69,12 @@ def aux_count(config: Mapping[str, Any]) -> Any:
     if explicit is not None:
         return explicit
     eagle = config.get("eagle_config")
-    ids = eagle.get(IDS_KEY) if isinstance(eagle, Mapping) else None
+    return listed_states({"eagle_config": eagle})
+
+
+def listed_states(config: Mapping[str, Any]) -> int:
+    """How many states the lists of ids name, the nested one before the top-level one; three without a list."""
+    eagle = config.get("eagle_config")
+    nested = eagle.get(IDS_KEY) if isinstance(eagle, Mapping) else None
+    ids = config.get(IDS_KEY) if nested is None else nested
     return len(ids) if isinstance(ids, list) and ids else 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from k25stack.draft.names import portable_name
@@ -17,6 +18,7 @@ from k25stack.model.tensorfile import Part, TensorInfo
 
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 EMBEDDING = "embed_tokens.weight"
+LENT_EMBEDDING = re.compile(r"^(language_model\.)?(model\.)?embed_tokens\.weight$")  # in a target's files
 # The target's own tensors and computed ones: what a trainer may save beside the draft without their being its part.
 NOT_ITS_OWN = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_norm\.weight|verifier_lm_head\.weight)$")
 OLD_NORMS = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
@@ -37,6 +39,11 @@ class Stored:
         """The same bits under another name, read while they are written."""
         one = self.file.part(self.name)
         return Part(name, one.dtype, one.shape, one.pieces)
+
+    def same_bits(self, other: Stored) -> bool:
+        """True when both hold the same values, read a piece at a time."""
+        pieces = zip_longest(self.part("").pieces, other.part("").pieces)
+        return self.info.shape == other.info.shape and all(left == right for left, right in pieces)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Wanted:
     verifier: str | None = None  # name of the target
     verifier_architectures: tuple[str, ...] = ()
     served_window: int | None = None  # what the server's own option will say
+    trained_embedding: bool = False  # it is not the target's; only written where the format ships it
 
 
 def require_possible(function: Mathematics, wanted: Wanted) -> None:
@@ -49,6 +50,11 @@ def require_possible(function: Mathematics, wanted: Wanted) -> None:
             remedy=f"SGLang takes the window from its own option only: give --window {function.window} and serve with "
             f"--speculative-draft-window-size {function.window}",
         )
+    if wanted.trained_embedding and serves:
+        raise UsageError("its embedding was trained, and SGLang always lends the target's", where=where,
+                         remedy="train with a frozen embedding, or serve with vLLM (--to vllm)")  # fmt: skip
+    if function.window is not None and function.mla:
+        raise UsageError("a sliding window: neither engine's MLA draft has one", where=where, remedy="train without")
     if function.window is None and wanted.served_window is not None:
         raise UsageError("it was trained with full attention", where=f"--window {wanted.served_window}",
                          remedy="serve it as it was trained")  # fmt: skip
@@ -79,7 +85,7 @@ def write_config(function: Mathematics, wanted: Wanted, rest: Mapping[str, Any])
     """
     require_possible(function, wanted)
     writer = {"speculators": speculators, "specforge": specforge}.get(wanted.to, engines)
-    return writer(function, wanted, rest)
+    return {**writer(function, wanted, rest), **({"embed_requires_grad": True} if wanted.trained_embedding else {})}
 
 
 def engines(function: Mathematics, wanted: Wanted, rest: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +201,7 @@ def speculators(function: Mathematics, wanted: Wanted, rest: Mapping[str, Any]) 
         "norm_before_fc": function.norm_before_fc,
         "fc_norm": function.fc_norm,
         "norm_output": function.spec.norm_output,
-        "embed_requires_grad": False,
+        "embed_requires_grad": wanted.trained_embedding,
         "target_hidden_size": function.spec.hidden,
         "tie_word_embeddings": False,
         IDS_KEY: list(wanted.layers),

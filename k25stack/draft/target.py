@@ -12,7 +12,17 @@ from k25stack.errors import UsageError
 
 # Model types whose SGLang class is DeepSeek's or wraps it; all others shift layer ids as Llama does.
 DEEPSEEK_TYPES = frozenset(
-    ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "kimi_vl", "deepseek_vl_v2")
+    (
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "kimi_k2",
+        "kimi_k25",
+        "kimi_vl",
+        "deepseek_vl_v2",
+        "glm_moe_dsa",
+        "glm4_moe_lite",
+    )
 )
 MAX_CONFIG_BYTES = 16_000_000
 
@@ -89,7 +99,7 @@ def strict_json(text: str) -> Any:
 def read_object(file: Path) -> dict[str, Any]:
     """A JSON object from a small file.  Raises UsageError when it is missing, too big, or no JSON object."""
     if not file.is_file():
-        raise UsageError("no such file", where=str(file))
+        raise UsageError("not a file" if file.exists() else "no such file", where=str(file))
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise UsageError(f"{file.stat().st_size} bytes are too many for a config", where=str(file))
     try:

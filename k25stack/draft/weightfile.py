@@ -62,7 +62,7 @@ class WeightFile:
         """Raises DamageError when the file is not safetensors, torn, described by a header that lies, or has names
         that no trainer writes (line ends, terminal codes)."""
         if not path.is_file():
-            raise DamageError("no such file", where=str(path))
+            raise DamageError("not a file" if path.exists() else "no such file", where=str(path))
         try:
             header = read_header(path)
         except RecursionError:
@@ -123,6 +123,8 @@ class WeightFile:
             while left and (piece := file.read(min(left, PIECE_BYTES))):
                 left -= len(piece)
                 yield piece
+        if left:
+            raise DamageError("cut short while it was read", where=str(self.path), remedy="copy the file again")
 
 
 def int64_part(name: str, values: array[int]) -> Part:

@@ -9,13 +9,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from k25stack.draft.mathematics import spec_from_config
 from k25stack.draft.model import DraftModel
 from k25stack.draft.names import LENT, portable_name
 from k25stack.draft.remap import Remap, remap, target_ids
-from k25stack.draft.sizes import spec_from_config
 from k25stack.draft.spec import DraftSpec
 from k25stack.draft.target import read_object
-from k25stack.draft.weightfile import WeightFile, in_order
+from k25stack.draft.weightfile import WeightFile, in_order, open_weights
 from k25stack.errors import DamageError, UsageError
 from k25stack.model.tensorfile import Part, write_tensors
 
@@ -57,11 +57,13 @@ def require_shapes(shapes: Mapping[str, tuple[int, ...]], spec: DraftSpec, where
 
 
 def weight_files(directory: Path) -> list[WeightFile]:
-    """A directory's weight files, by name, their headers proven.  Raises UsageError when there are none."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise UsageError("no *.safetensors file", where=str(directory), remedy="pickles (.bin, .pt) are not loaded")
-    return [WeightFile.open(file) for file in files]
+    """A directory's weight files, as its index names them, their headers proven.
+
+    Raises UsageError when there are none, DamageError for a damaged one or a bad index.
+    """
+    if files := open_weights(directory):
+        return files
+    raise UsageError("no *.safetensors file", where=str(directory), remedy="pickles (.bin, .pt) are not loaded")
 
 
 def read_tensors(files: Iterable[WeightFile], wanted: Mapping[str, str]) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Which options each engine version has, what values they take, and what is wrong with some of them.
 
 ``catalogues/<engine>-<version>.json`` is what that version's own parser says (`introspect.py` made it).
-``remarks.json`` is a small table, written by hand, of what no parser says: options that are read nowhere, and new
-names of old ones.
+``remarks.json`` is a small table, written by hand, of what no parser says: options that are read nowhere, new names
+of old ones, values that the engine refuses behind its parser, and options that stop it without one another.
 SGLang's and vLLM's parsers take any unambiguous beginning of a name, which breaks when a later version adds a second
 option with that beginning; such a spelling is reported even while it still works.
 """
@@ -122,13 +122,52 @@ def _option(names: list[str], facts: Mapping[str, Any]) -> Option:
 @cache
 def remarks(engine: str, version: str) -> Mapping[str, Remark]:
     """Reviewed remarks on options of this version (or of the nearest older one that was read), by bare name."""
-    found = catalogue(engine, version)
-    rows = read_json(HERE / "remarks.json")["rows"] if found else []
     return {
         row["option"]: Remark(row["kind"], row["option"], row["instead"], row["source"])
-        for row in rows
-        if found and row["engine"] == engine and found.read_as in row["versions"]
+        for row in _rows("rows", engine, version)
     }
+
+
+@dataclass(frozen=True)
+class Values:
+    """What the engine takes for an option whose parser takes any text."""
+
+    meaning: str  # as `facts` names it
+    values: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Together:
+    """An option that stops the engine without another one, or beside it."""
+
+    option: str  # without dashes, as the others
+    needs: str  # empty: see ``without``
+    without: str
+    source: str
+
+
+@cache
+def narrowed(engine: str, version: str) -> tuple[Values, ...]:
+    """Values that this version (or the nearest older one that was read) judges behind its parser."""
+    return tuple(
+        Values(row["meaning"], tuple(row["values"]), row["source"]) for row in _rows("values", engine, version)
+    )
+
+
+@cache
+def together(engine: str, version: str) -> tuple[Together, ...]:
+    """Options of this version (or of the nearest older one that was read) that go together, or do not."""
+    return tuple(
+        Together(row["option"], row.get("needs", ""), row.get("without", ""), row["source"])
+        for row in _rows("together", engine, version)
+    )
+
+
+def _rows(table: str, engine: str, version: str) -> list[dict[str, Any]]:
+    found = catalogue(engine, version)
+    rows: list[dict[str, Any]] = read_json(HERE / "remarks.json")[table] if found else []
+    return [row for row in rows if found and row["engine"] == engine and found.read_as in row["versions"]]
 
 
 @cache

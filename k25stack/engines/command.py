@@ -11,10 +11,11 @@ Understood are what people type and what scripts and containers hold::
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+
+from k25stack.engines import shell
 
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 MODULES = {
@@ -27,8 +28,9 @@ IMAGES = {"sglang": "sglang", "vllm-openai": "vllm", "vllm": "vllm"}  # last par
 ENTRYPOINTS = {"vllm": ("vllm", "serve")}  # what an engine's image puts before the command; SGLang's puts nothing
 TAG = re.compile(r"v?(\d+\.\d+\.\d+(?:\.post\d+)?)")
 CONTAINERS = ("docker", "podman", "nerdctl")
+STARTERS = (*MODULES, *(f"{name} serve" for name in SERVING))
+TALKERS = ("echo", "printf", "pkill", "pgrep", "killall", "grep")  # programs that only name a launch
 SHELLS = ("sh", "bash", "dash", "zsh")
-END = re.compile(r"[0-9&]?>{1,2}.*|<.*|\||\|\||&|&&|;")
 SHORT_FLAGS = "ditPq"  # of docker run; every other short option takes a value, attached or not
 DOCKER_FLAGS = (  # they take no value; every other option takes one
     *("-d", "--detach", "-i", "-t", "-it", "-ti", "--interactive", "--tty", "--rm", "--privileged", "--init"),
@@ -113,34 +115,29 @@ def container_run(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def unwrapped(words: Sequence[str]) -> list[str]:
-    """The line inside of ``bash -c "..."``, where it starts an engine; else the words themselves."""
+    """The line inside of ``bash -c "..."``, ``tmux new "..."`` and the like, where it starts an engine.
+
+    Else the words themselves.
+    """
     for index, word in enumerate(words):
-        if PurePosixPath(word).name not in SHELLS:
-            continue
-        for at in range(index + 1, len(words) - 1):
-            if re.fullmatch(r"-[a-z]*c", words[at]):
-                inner = split_line(words[at + 1])
-                if inner and find_launcher(inner).engine:
-                    return [*words[:index], *inner]
-            if not words[at].startswith("-"):
-                break
+        if re.search(r"\s", word) and not words[0].endswith(TALKERS) and any(name in word for name in STARTERS):
+            inner = split_line(word)
+            if inner and inner != [word] and find_launcher(inner).engine:
+                shells = [i for i in range(index) if PurePosixPath(words[i]).name in SHELLS]
+                return [*words[: shells[-1] if shells else index], *inner]
     return list(words)
 
 
 def split_line(text: str) -> list[str]:
-    """Words of a shell line up to what ends its command; none where its quotes do not match."""
-    try:
-        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
-    except ValueError:
+    """Words of the command in a shell text that starts an engine, what it exports in front; else of the first command.
+
+    None where its quotes do not match.
+    """
+    found = shell.find(text, lambda words: bool(read_command(words).launcher or container_run(words)[1]))
+    found = found or shell.find(text, bool)
+    if found is None or found.broken:
         return []
-    return before_redirection(words)
-
-
-def before_redirection(words: list[str]) -> list[str]:
-    """Words up to a pipe, a redirection, a background sign or the next command that stands behind the launcher."""
-    launch = next((i for i, word in enumerate(words) if word in MODULES or word == "serve"), 0)
-    ends = (i for i, word in enumerate(words) if i > launch and END.fullmatch(word))
-    return words[: next(ends, None)]
+    return [*(f"{name}={value}" for name, value in found.exported.items()), *found.words]
 
 
 def find_launcher(words: Sequence[str]) -> Command:
@@ -162,8 +159,6 @@ def _launched(engine: str, words: Sequence[str], start: int, end: int) -> Comman
     before = [word for word in words[:start] if not ASSIGNMENT.fullmatch(word)]
     env = {name: value for name, _, value in (word.partition("=") for word in words[:start] if word not in before)}
     command = Command(engine, env=env, words=rest, launcher=tuple(words[start:end]), leading=before)
-    if engine == "sglang" and command.launcher[-1] == "serve" and rest and not rest[0].startswith("-"):
-        command.words = ["--model-path", *rest]
     if engine == "vllm" and rest[:1] == ["serve"]:
         command.words, command.repeated = rest[1:], ("serve",)
     return command

@@ -47,20 +47,23 @@ class DraftCost:
         return self.weights + self.table + self.transient
 
 
-def draft_cost(stack: Stack, profile: Profile) -> DraftCost:
-    """The cost of the draft that the profile serves; of the stack's own shape where that is not a local directory."""
+def draft_cost(stack: Stack, profile: Profile, width: int = 2) -> DraftCost:
+    """The cost of the draft that the profile serves; of the stack's own shape where that is not a local directory.
+
+    ``width``: bytes of one cached value.
+    """
     if profile.speculative is None:
         return DraftCost()
     function, tp, wide = draft_function(stack, profile), profile.tensor_parallel, DTYPE_BYTES[stack.target.dtype]
     spec = function.spec
     weights = draft_bytes(function, tp, wide)
     if profile.engine != "sglang":
-        return DraftCost(draft_bytes_per_token(function, tp), weights)
+        return DraftCost(draft_bytes_per_token(function, tp, width), weights)
     query, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     replaced = 0 if function.mla else spec.hidden * (3 * spec.intermediate + query + 2 * kv)
     turned = function.mla["qk_rope_head_dim"] if function.mla else spec.head_dim
     return DraftCost(
-        token=draft_bytes_per_token(function, tp),
+        token=draft_bytes_per_token(function, tp, width),
         weights=weights,
         table=max(spec.max_position, stack.target.context) * turned * ROTARY_BYTES,
         embedding=spec.target_vocab * spec.hidden * wide // tp,
@@ -80,12 +83,12 @@ def draft_function(stack: Stack, profile: Profile) -> Mathematics:
     return Mathematics(DraftSpec.from_dict(stack.draft_spec()))
 
 
-def draft_bytes_per_token(function: Mathematics, tensor_parallel: int) -> int:
+def draft_bytes_per_token(function: Mathematics, tensor_parallel: int, width: int = 2) -> int:
     """Cache of one token on each card: a latent held whole, or keys and values divided by heads."""
     if function.mla:
-        return function.kv_bytes_per_token()
+        return function.kv_bytes_per_token() * width // 2
     spec = function.spec
-    return 2 * heads_per_gpu(spec.kv_heads, tensor_parallel) * spec.head_dim * 2
+    return 2 * heads_per_gpu(spec.kv_heads, tensor_parallel) * spec.head_dim * width
 
 
 def draft_bytes(function: Mathematics, tensor_parallel: int, wide: int) -> int:

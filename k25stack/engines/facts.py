@@ -5,7 +5,6 @@ Rules over launches ask for ``"max_running"`` or ``"draft"``; only this table kn
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +54,8 @@ SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
         "draft_kv_dtype": ("--speculative-draft-kv-cache-dtype",),
         "token_map": ("--speculative-token-map",),
         "rejection": ("--speculative-use-rejection-sampling",),
+        "adaptive": ("--speculative-adaptive",),
+        "log_level": ("--log-level",),
     },
     "vllm": {
         "model": ("--model",),
@@ -81,6 +82,7 @@ SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
         "algorithm": ("--spec-method",),
         "draft": ("--spec-model",),
         "steps": ("--spec-tokens",),
+        "optimization": ("--optimization-level",),
     },
 }
 # Keys of vLLM's --speculative-config.
@@ -146,7 +148,7 @@ def launch_facts(line: Scan, env: Mapping[str, str] | None = None) -> LaunchFact
     if engine == "vllm":
         if line.plain:
             values.setdefault("model", line.plain[0])
-        _merge_json(line, values)
+        _merge_json(values)
     return LaunchFacts(engine, line.known.version, values, written, dict(env or {}))
 
 
@@ -164,14 +166,10 @@ def _meant(meaning: str, given: Given) -> Any:
     return value
 
 
-def _merge_json(line: Scan, values: dict[str, Any]) -> None:
+def _merge_json(values: dict[str, Any]) -> None:
+    """The meanings that stand in vLLM's JSON; one of the line's own options for the same counts first."""
     given = values.get("speculative")
-    config = dict(given) if isinstance(given, Mapping) else {}
-    for name, value in line.dotted:
-        head, _, key = name.partition(".")
-        if head == "--speculative-config":
-            config[key] = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value
-    config = {str(key).replace("-", "_"): value for key, value in config.items()}
+    config = {str(key).replace("-", "_"): value for key, value in given.items()} if isinstance(given, Mapping) else {}
     for meaning, key in IN_JSON.items():
         if config.get(key) is not None:
             values.setdefault(meaning, config[key])

@@ -6,6 +6,8 @@ silence: what belongs elsewhere in the stack file, what was rewritten and what c
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,13 +17,15 @@ from k25stack.engines.catalogue import Catalogue, catalogue, judge_name, remarks
 from k25stack.engines.command import Command
 from k25stack.engines.configfile import expanded
 from k25stack.engines.facts import LaunchFacts, launch_facts
-from k25stack.engines.scan import Given, Scan, scan
+from k25stack.engines.info import HIDDEN, clean_text, redacted, secret_name
+from k25stack.engines.scan import Given, Scan, scan, served
 from k25stack.engines.sglang import OWN as SGLANG_OWN
 from k25stack.engines.vllm import OWN as VLLM_OWN
 from k25stack.errors import UsageError
 
 TYPED = {"tensor_parallel": "tensor_parallel", "context": "context", "max_running": "max_running"}
 SPECULATIVE = ("algorithm", "draft", "draft_revision", "steps", "topk", "rows", "draft_attention", "speculative")
+WRITTEN = {"method", "model", "revision", "num_speculative_tokens", "attention_backend", "draft_load_config"}  # in JSON
 ELSEWHERE = {
     "model": "target.source",
     "revision": "target.source.revision",
@@ -32,10 +36,17 @@ ELSEWHERE = {
 ALWAYS = ("--enable-metrics", "--speculative-draft-load-format")  # written by the stack itself where they are needed
 OWN = {"sglang": SGLANG_OWN, "vllm": VLLM_OWN}  # options that the stack writes from other keys
 NEW = re.compile(r"(?:write |and )([a-z][a-z0-9-]+)(?:: (\w+))?")  # in a remark: what to write instead
-SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_?ID|_FILE|_PATH)?", re.IGNORECASE)
+SECRET = re.compile(
+    r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|COOKIE)(_?ID|_FILE|_PATH)?|(.*_)?(PASS|PAT|AUTH|JWT)",
+    re.IGNORECASE,
+)
+NO_SECRETS = "a secret does not belong into a stack file"
+SET = re.compile(r"\b([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S+)")
 # Variables of the machine or the image, not of a way to serve.
 AMBIENT = re.compile(r"PATH|LD_LIBRARY_PATH|HOME|HOSTNAME|PWD|TERM|LANG|LC_\w+|SHLVL|USER|DEBIAN_FRONTEND|"
                      r"(NVIDIA|CUDA|NV)_\w+|PYTHON\w*|PIP_\w+|HF_\w+|HUGGING\w+|\w*_VERSION|_")  # fmt: skip
+# What docker sets by itself, and `docker inspect` tells like anything else.
+DOCKERS_OWN = (("--shm-size", 64 << 20), ("--ipc", "private"), ("--network", "bridge"), ("--network", "default"))
 RUNNING = {"sglang": 48, "vllm": 256}  # requests that run at once when the line does not say
 
 
@@ -58,9 +69,13 @@ def import_command(command: Command, engine: str = "", version: str = "") -> Imp
     known = catalogue(name, version or command.version or newest)
     assert known is not None
     renamed: list[str] = []
-    file = expanded(known, command.words)
+    own, refused = served(known, command.launcher, command.words)
+    file = expanded(known, own)
     line = scan(known, list(new_spellings(list(file.words), known, renamed)))
-    bad = {refusal.word for refusal in line.refusals if refusal.kind == "value"}  # listed below, and no part of a file
+    line.refusals += refused
+    bad = {
+        refusal.word for refusal in line.refusals if refusal.kind in ("value", "missing")
+    }  # listed below, and no part of a file
     line.given = [given for given in line.given if given.spelled not in bad]
     facts = launch_facts(line, command.env)
     result = Imported({"engine": name, "version": known.version}, changed=renamed)
@@ -68,9 +83,14 @@ def import_command(command: Command, engine: str = "", version: str = "") -> Imp
         result.unmapped.append(f"{file.problem} ({file.remedy})")
     if not (version or command.version):
         result.changed.append(f"version {newest}: the line names none, the newest known one is taken")
-    result.profile |= {key: facts.values[meaning] for meaning, key in TYPED.items() if meaning in facts.values}
+    for meaning, key in TYPED.items():
+        value = facts.get(meaning, 1)
+        if value < 1:  # -1 or auto
+            result.changed.append(f"{key} left out: {facts.spell(meaning)} {value} leaves it to the engine")
+        elif meaning in facts.values:
+            result.profile[key] = value
     if facts.speculates:
-        result.profile["speculative"] = speculative(facts, result)
+        result.profile |= speculative(facts, result)
     result.elsewhere += [f"{ELSEWHERE[key]}: {facts.values[key]}" for key in ELSEWHERE if key in facts.values]
     if facts.get("load_format") == "dummy":
         result.elsewhere.append(f"target.source: {{kind: dummy, seed: {facts.get('dummy_seed', 1)}}}")
@@ -86,7 +106,16 @@ def import_command(command: Command, engine: str = "", version: str = "") -> Imp
         if refusal.kind != "required":
             target.append(f"{refusal.word}: {refusal.message} ({refusal.fix})")
     surroundings(command, result)
+    for notes in (result.elsewhere, result.changed, result.unmapped):
+        notes[:] = map(told, notes)
     return result
+
+
+def told(note: str) -> str:
+    """A note without secrets: notes stand in the head of the file."""
+    if note.endswith(NO_SECRETS):
+        return note
+    return clean_text(SET.sub(lambda found: f"{found[1]}={HIDDEN}" if SECRET.fullmatch(found[1]) else found[0], note))
 
 
 def new_spellings(words: list[str], known: Catalogue, renamed: list[str]) -> Iterator[str]:
@@ -109,16 +138,24 @@ def new_spellings(words: list[str], known: Catalogue, renamed: list[str]) -> Ite
 
 
 def speculative(facts: LaunchFacts, result: Imported) -> dict[str, Any]:
-    """The typed section of a draft."""
+    """The typed section of a draft, under its key; nothing, and a note, for speculation that is none with EAGLE-3."""
     steps, topk, rows = facts.get("steps"), facts.get("topk", 1), facts.get("rows")
-    chosen = facts.get("algorithm")
+    chosen = str(facts.get("algorithm") or "draft_model")
+    if chosen.upper() not in ("EAGLE3", "EAGLE", "NEXTN") or (chosen.upper() != "EAGLE3" and not facts.get("draft")):
+        told = {facts.spell(meaning): facts.get(meaning) for meaning in SPECULATIVE if meaning in facts.values}
+        what = ", ".join(f"{name} {value}" for name, value in told.items())
+        result.unmapped.append(f"speculation with {chosen}: a profile holds an EAGLE-3 draft or none ({what})")
+        return {}
     if steps is not None and type(steps) is not int:  # out of vLLM's JSON
         result.unmapped.append(f"num_speculative_tokens {steps!r}: no whole number")
         steps = None
-    if str(chosen).upper() != "EAGLE3":
+    if chosen.upper() != "EAGLE3":
         result.changed.append(
             f"speculative.algorithm eagle3: the line has {chosen}, which bypasses an EAGLE-3 draft's fc"
         )
+    config = facts.get("speculative")
+    for key in sorted(set(config) - WRITTEN) if isinstance(config, Mapping) else ():
+        result.unmapped.append(f'"{key}" of --speculative-config: {json.dumps(config[key], default=str)}')
     section: dict[str, Any] = {"algorithm": "eagle3", "k": steps or 3, "topk": topk}
     if steps is None:
         result.changed.append("speculative.k 3: the line names no steps, which the engine sets for this target")
@@ -138,7 +175,7 @@ def speculative(facts: LaunchFacts, result: Imported) -> dict[str, Any]:
     if "max_running" not in facts.values:
         result.profile["max_running"] = running = RUNNING[facts.engine]
         result.changed.append(f"max_running {running}: not in the line; {facts.engine} sets about that by itself (T9)")
-    return section
+    return {"speculative": section}
 
 
 def options(line: Scan, facts: LaunchFacts, result: Imported) -> Iterator[tuple[str, Any]]:
@@ -162,10 +199,19 @@ def options(line: Scan, facts: LaunchFacts, result: Imported) -> Iterator[tuple[
         if bare in OWN[line.known.engine]:
             result.elsewhere.append(f"{OWN[line.known.engine][bare]}: {' '.join(given.words)}")
             continue
-        if "key" in bare or "password" in bare:
-            result.unmapped.append(f"{name}: a secret does not belong into a stack file")
+        plain = plain_value(given)
+        if "key" in bare or "password" in bare or secret_name(bare) or holds_secret(plain):
+            result.unmapped.append(f"{name}: {NO_SECRETS}")
             continue
-        yield bare, plain_value(given)
+        yield bare, plain
+
+
+def holds_secret(value: Any) -> bool:
+    """Whether a value, or the JSON that its text is, has a secret in it."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return bool(redacted(value) != value)
 
 
 def plain_value(given: Given) -> Any:
@@ -186,8 +232,8 @@ def environment(env: Mapping[str, str], result: Imported) -> dict[str, str]:
     """Variables of the launch; secrets and those of the machine stay out, and secrets are named."""
     kept = {}
     for name, value in env.items():
-        if SECRET.fullmatch(name):
-            result.unmapped.append(f"{name}: a secret does not belong into a stack file")
+        if SECRET.fullmatch(name) or secret_name(name) or clean_text(value) != value:
+            result.unmapped.append(f"{name}: {NO_SECRETS}")
         elif AMBIENT.fullmatch(name):
             continue
         elif re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
@@ -201,8 +247,8 @@ def surroundings(command: Command, result: Imported) -> None:
     """The container and the programs around the launch."""
     if command.repeated:
         result.changed.append(f"`{' '.join(command.repeated)}` left out: the image's entrypoint has said it")
-    if command.leading:
-        result.unmapped.append(f"{' '.join(command.leading)}: programs before the launch")
+    if leading := " ".join(word for word in command.leading if word not in ("exec", "env")):
+        result.unmapped.append(f"{leading}: programs before the launch")
     run = command.container
     if run is None:
         return
@@ -210,6 +256,7 @@ def surroundings(command: Command, result: Imported) -> None:
         result.elsewhere.append(f"images and profile.image: {run.image}")
     shown = {"--shm-size": run.shm_bytes, "--ipc": run.ipc, "--network": run.network,
              "--privileged": run.privileged or None}  # fmt: skip
-    result.unmapped += [f"{name} {value}: of the container" for name, value in shown.items() if value]
+    given = {name: value for name, value in shown.items() if value and (name, value) not in DOCKERS_OWN}
+    result.unmapped += [f"{name} {value}: of the container" for name, value in given.items()]
     result.unmapped += [f"-p {port}: of the container" for port in run.ports]
     result.unmapped += [f"{option}: of the container" for option in run.other]

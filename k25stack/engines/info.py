@@ -18,14 +18,28 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     "reference": (),
 }
 HIDDEN = "[redacted]"
-SECRET = re.compile(r"api[-_]?key|token$|secret|password|passwd|credential|keyfile|authorization|cookie", re.IGNORECASE)
-# Words of a command line: the option and its value, in one word or two.
-SECRET_WORDS = re.compile(
-    r"(--[\w-]*(?:api-key|token|secret|password|keyfile-password)(?:=|\s+))(\"[^\"]*\"|'[^']*'|\S+)"
+# Parts of a name (apiKey, X-Api-Key and API_KEY are api, key) that say: its value is secret.
+SECRET_PARTS = re.compile(
+    "secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization|auth|bearer|cookies?|jwt|keyfile|signature|sig"
+    "|sas|apikeys?"
 )
-URL_LOGIN = re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@")
-BEARER = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9-]{8,}|Bearer\s+\S+)")
-PLAIN_WORDS = ("num_token", "max_token", "token_map", "total_token", "prefill_token", "tokens")
+SECRET_KEYS = re.compile("api|access|private|secret|license|encryption|ssh|signing|account|master|auth")
+SECRET_TOKENS = re.compile("hf|hub|access|auth|api|bearer|refresh|session")  # of the plural: others are counts
+PLAIN_TOKENS = re.compile("eos|bos|pad|unk|sep|cls|mask|image|video|audio|start|end|stop|special|per")  # of a tokenizer
+PARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[-_. ]+")
+VALUE = r"""(?:(?:Basic|Bearer|Digest)\s+[^\s"']+|\\*"[^"\\]*\\*"|\\*'[^'\\]*\\*'|[^\s,;&"')}\]]+)"""
+# name=value, "name": "value", Name: value; and --name value.
+ASSIGNED = re.compile(
+    rf"""(?P<name>[A-Za-z][\w.-]*)(?P<between>\\*["']?\s*[=:]\s*(?!//))(?P<value>{VALUE})""", re.IGNORECASE
+)
+OPTION = re.compile(rf"""(?P<name>--[A-Za-z][\w-]*)(?P<between>\s+)(?P<value>(?!--){VALUE})""", re.IGNORECASE)
+USER = re.compile(r"(?P<option>(?<!\S)(?:-u|--user|--proxy-user)[\s=]+)\S+:\S+")
+URL_LOGIN = re.compile(r"""(\w[\w+.-]*://)[^/\s?#"',]+@""")
+KNOWN = re.compile(
+    r"""(?i:\bbearer\s+[^\s"']+)|\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9-]{8,}|sk_(?:live|test)_\w{8,}|gh[pousr]_\w{16,}"""
+    r"""|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{8,}|nvapi-[\w-]{8,}"""
+    r"""|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+)|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*KEY-----|\Z)"""
+)
 
 
 @dataclass(frozen=True)
@@ -74,10 +88,10 @@ def facts_of(engine: str, info: Mapping[str, Any]) -> ServerFacts:
 
 def redacted(value: Any, name: str = "") -> Any:
     """The same JSON without secrets: values under secret names, options of command lines, logins in addresses."""
-    if secret_name(name) and value not in (None, "", False, True):
+    if secret_name(name) and not empty(value):
         return HIDDEN
     if isinstance(value, Mapping):
-        return {str(key): redacted(inner, str(key)) for key, inner in value.items()}
+        return {clean_text(str(key)): redacted(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -88,20 +102,39 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def words(value: Sequence[Any]) -> list[Any]:
-    """A list; the word after a secret option is hidden."""
+    """A list; what comes after a secret option is hidden."""
     result: list[Any] = []
     hide = False
     for item in value:
-        result.append(HIDDEN if hide and isinstance(item, str) else redacted(item))
+        result.append(HIDDEN if hide and not empty(item) else redacted(item))
         hide = isinstance(item, str) and item.startswith("--") and "=" not in item and secret_name(item)
     return result
 
 
+def empty(value: Any) -> bool:
+    """Nothing that could be a secret: absent, or a switch."""
+    return value is None or isinstance(value, bool) or value == ""
+
+
 def secret_name(name: str) -> bool:
-    low = name.lower().lstrip("-")
-    return bool(SECRET.search(low)) and not any(word in low for word in PLAIN_WORDS)
+    """Whether what is called so is a secret: API_KEY, hf_token, X-Amz-Signature; not eos_token, max_tokens."""
+    parts = [part.lower() for part in PARTS.split(name) if part]
+    for before, part in zip(["", *parts], parts, strict=False):
+        if SECRET_PARTS.fullmatch(part) or (part in ("key", "keys") and SECRET_KEYS.fullmatch(before)):
+            return True
+    last, before = (parts or [""])[-1], parts[-2] if len(parts) > 1 else ""
+    if last == "tokens":
+        return SECRET_TOKENS.fullmatch(before) is not None
+    return last == "token" and not PLAIN_TOKENS.fullmatch(before)
 
 
 def clean_text(text: str) -> str:
-    text = SECRET_WORDS.sub(rf"\1{HIDDEN}", text)
-    return BEARER.sub(HIDDEN, URL_LOGIN.sub(rf"\1{HIDDEN}@", text))
+    """A text without secrets: assigned values, options, logins and the shapes of known keys."""
+
+    def hide(found: re.Match[str]) -> str:
+        value = HIDDEN if secret_name(found["name"]) else ASSIGNED.sub(hide, found["value"])
+        return f"{found['name']}{found['between']}{value}"
+
+    text = URL_LOGIN.sub(rf"\1{HIDDEN}@", text)
+    text = OPTION.sub(hide, ASSIGNED.sub(hide, USER.sub(rf"\g<option>{HIDDEN}", text)))
+    return KNOWN.sub(HIDDEN, text)

@@ -3,8 +3,9 @@
 A script of its own (standard library only), since it runs under the engine's Python, not under ours::
 
     PYTHON introspect.py sglang 0.5.20 --site UNPACKED_WHEEL            the catalogue, as JSON
-    PYTHON introspect.py sglang 0.5.20 --site UNPACKED_WHEEL --parse    a JSON list of words per line of stdin; per
-                                                                        line {"ok": true} or {"ok": false, "error"}
+    PYTHON introspect.py sglang 0.5.20 --site UNPACKED_WHEEL --parse    a JSON list per line of stdin, of the words
+                                                                        behind ``sglang serve``; per line {"ok": true}
+                                                                        or {"ok": false, "error"}
 
 Nothing of the engine is started and no GPU is needed.  An environment of small packages is enough
 (``images/parsers/requirements.lock``); torchvision is left out there, since its wheels do not match the CPU build of
@@ -75,19 +76,31 @@ def stand_in_for_torchvision() -> None:
         sys.meta_path.append(TorchvisionFinder())
 
 
-def vllm_parser() -> argparse.ArgumentParser:
+def sglang_words(words: list[str]) -> list[str]:
+    """What ``sglang serve`` hands to the parser: it takes some words for itself, where its version does."""
+    with contextlib.suppress(ImportError, AttributeError):
+        serve = importlib.import_module("sglang.cli.serve")
+        _, words = serve._extract_model_type_override(words)
+        words, _ = serve._normalize_positional_model_path(words)
+    return words
+
+
+def vllm_parser(whole: bool = False) -> argparse.ArgumentParser:
+    """The parser of ``serve``; ``whole``: the one of ``vllm``, which has it below and does things on the way."""
     flexible = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
+    main = flexible(prog="vllm")
+    serve = main.add_subparsers(dest="subparser").add_parser("serve") if whole else flexible(prog="vllm serve")
     for home in VLLM_HOMES:
         if importlib.util.find_spec(f"vllm.entrypoints.{home.split('.')[0]}") is None:
             continue
         with contextlib.suppress(ModuleNotFoundError):
             module = importlib.import_module(f"vllm.entrypoints.{home}")
-            parser: argparse.ArgumentParser = module.make_arg_parser(flexible(prog="vllm serve"))
-            return parser
+            parser: argparse.ArgumentParser = module.make_arg_parser(serve)
+            return main if whole else parser
     raise SystemExit("no make_arg_parser in this vllm")
 
 
-PARSERS = {"sglang": sglang_parser, "vllm": vllm_parser}
+ENGINES = ("sglang", "vllm")
 
 
 def describe(action: argparse.Action) -> dict[str, Any]:
@@ -163,11 +176,11 @@ def text(value: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + ',\n "options": {\n' + options + "\n }\n}\n"
 
 
-def parse_line(parser: argparse.ArgumentParser, words: list[str]) -> dict[str, Any]:
+def parse_line(engine: str, parser: argparse.ArgumentParser, words: list[str]) -> dict[str, Any]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            parser.parse_args(words)
+            parser.parse_args(["serve", *words] if engine == "vllm" else sglang_words(words))
     except SystemExit as stop:
         return {"ok": not stop.code, "error": said.getvalue().strip().rsplit("\n", 1)[-1]}
     except Exception as error:  # a converter that fails outside argparse: the server would not start either
@@ -177,7 +190,7 @@ def parse_line(parser: argparse.ArgumentParser, words: list[str]) -> dict[str, A
 
 def main() -> None:
     me = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    me.add_argument("engine", choices=sorted(PARSERS))
+    me.add_argument("engine", choices=ENGINES)
     me.add_argument("version")
     me.add_argument("--site", type=Path, help="directory of the unpacked wheel, if it is not installed")
     me.add_argument("--parse", action="store_true")
@@ -187,10 +200,10 @@ def main() -> None:
     if asked.site is not None:
         sys.path.insert(0, str(asked.site.resolve()))
     out, sys.stdout = sys.stdout, sys.stderr  # engines print while they are imported
-    parser = PARSERS[asked.engine]()
+    parser = vllm_parser(asked.parse) if asked.engine == "vllm" else sglang_parser()
     if asked.parse:
         for line in sys.stdin:
-            print(json.dumps(parse_line(parser, json.loads(line))), file=out, flush=True)
+            print(json.dumps(parse_line(asked.engine, parser, json.loads(line))), file=out, flush=True)
     else:
         out.write(text(catalogue(asked.engine, asked.version, parser)))
 

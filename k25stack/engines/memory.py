@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from k25stack.engines.degrees import Degrees, degrees, not_counted
 from k25stack.engines.draftcost import DraftCost, draft_cost
 from k25stack.model.shapes import Part, kv_bytes_per_token, weight_parts
 
@@ -27,6 +28,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 KV_BYTES = {"fp8": 1, "int8": 1, "bf16": 2, "bfloat16": 2, "float16": 2, "auto": 2}
 UTILIZATION = 0.92  # vLLM's default
+TOWERS = {"kimi_k25": (27, 1152)}  # layers and width of the image tower, as SGLang's own config class has them
 LOADERS = 8  # threads with which SGLang reads weight files, per card
 
 
@@ -36,8 +38,10 @@ class MemoryPlan:
 
     engine: str
     gpus: int
+    schedulers: int  # that share the requests; the figures are those of one
     card: int  # the card's memory
     parts: tuple[Part, ...]
+    shares: dict[str, int]  # of each part, on the fullest card
     weights: int
     draft: DraftCost
     fraction: float  # of the card, for weights and cache
@@ -53,6 +57,7 @@ class MemoryPlan:
     loaders: int  # threads that read weight files, per card
     shard: int  # bytes of one weight file
     graphs: dict[str, int] = field(default_factory=dict)  # what the reserve is made of, as the engine estimates it
+    left_out: tuple[str, ...] = ()  # options that change what lies on a card and are not counted
 
     @property
     def draft_token(self) -> int:
@@ -95,15 +100,19 @@ class MemoryPlan:
 
 def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int = LOADERS) -> MemoryPlan:
     """The memory of one profile on the stack's host.  ``files``: into how many the weights are divided."""
-    tp, shape = profile.tensor_parallel, stack.target.shape
+    shape = stack.target.shape
     argv: dict[str, Any] = dict(profile.argv)
+    by = degrees(profile, argv)
     parts = tuple(weight_parts(stack.target))
-    weights = round(sum(part.per_gpu(tp) for part in parts))
+    shares = {part.name: by.weights(part) for part in parts}
+    if by.pipeline > 1 and shares.get("output head"):  # no stage has both
+        shares["embedding"] = 0
+    weights = sum(shares.values())
     card = (stack.host.gpu_memory_gib or 0) * GIB
-    target_token = kv_bytes_per_token(shape, tp, kv_width(argv.get("kv-cache-dtype")))
-    draft = draft_cost(stack, profile)
-    graphs = reserve_parts(profile, argv, shape.mla is not None)
-    fraction = static_fraction(profile, argv, card, sum(graphs.values()))
+    target_token = by.cache(kv_bytes_per_token(shape, by.attention, kv_width(argv.get("kv-cache-dtype"))))
+    draft = draft_cost(stack, profile.model_copy(update={"tensor_parallel": by.attention}), draft_width(profile, argv))
+    graphs = reserve_parts(argv, by, card, shape.mla is not None)
+    fraction = static_fraction(profile, argv, card, sum(graphs.values()), stack.target.family)
     given = fixed_cache(profile, argv)
     budget = max(0, round(card * fraction) - weights - draft.loaded) if given is None else given
     counted = target_token + (target_token // shape.layers if draft.token else 0)  # as SGLang counts an EAGLE draft
@@ -114,9 +123,11 @@ def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int
     stored = sum(part.bytes for part in parts)
     return MemoryPlan(
         engine=profile.engine,
-        gpus=tp,
+        gpus=by.cards,
+        schedulers=by.schedulers,
         card=card,
         parts=parts,
+        shares=shares,
         weights=weights,
         draft=draft,
         fraction=fraction,
@@ -128,11 +139,17 @@ def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int
         fitting=budget // both,
         budget=budget,
         given=given,
-        host_ram=host_ram(stored, files, tp, loaders),
+        host_ram=host_ram(stored, files, by.cards, loaders),
         loaders=loaders,
         shard=-(-stored // files),
         graphs=graphs,
+        left_out=tuple(not_counted(argv)),
     )
+
+
+def draft_width(profile: Profile, argv: dict[str, Any]) -> int:
+    """Bytes of one cached value of the draft: as its own option says, else those of the target's cache."""
+    return kv_width(argv.get("speculative-draft-kv-cache-dtype", argv.get("kv-cache-dtype")))
 
 
 def kv_width(dtype: Any) -> int:
@@ -152,23 +169,32 @@ def fixed_cache(profile: Profile, argv: dict[str, Any]) -> int | None:
     return int(space) * GIB if space.isdecimal() else None
 
 
-def reserve_parts(profile: Profile, argv: dict[str, Any], latent: bool) -> dict[str, int]:
+def reserve_parts(argv: dict[str, Any], by: Degrees, card: int, latent: bool) -> dict[str, int]:
     """What SGLang sets aside for graphs and activations, by its own rule of thumb; vLLM measures it at start."""
-    chunk = argv.get("chunked-prefill-size", argv.get("max-num-batched-tokens", 8192))
-    batch = argv.get(
-        "cuda-graph-max-bs-decode", argv.get("cuda-graph-max-bs", 512 if profile.tensor_parallel > 3 else 256)
-    )
+    usual_chunk, usual_batch = usual(card, by.tensor)
+    chunk = argv.get("chunked-prefill-size", argv.get("max-num-batched-tokens", usual_chunk))
+    batch = int(argv.get("cuda-graph-max-bs-decode", argv.get("cuda-graph-max-bs", usual_batch)))
     eager = argv.get("cuda-graph-backend-decode") == "disabled" or argv.get("disable-cuda-graph") is True
     prefill_graph = latent and not eager and argv.get("cuda-graph-backend-prefill") != "disabled"
+    inside = by.schedulers if by.attention < by.tensor else 0
     return {
         "activations": round(max(int(chunk), 2048) * 1.5 * MIB) + 512 * MIB,
-        "decode graphs": 0 if eager else int(batch) * 2 * MIB,
+        "decode graphs": 0 if eager else batch * 2 * MIB,
+        "padding of data parallelism": round(batch * inside * (4.5 if batch > 300 else 3) * MIB),
         "prefill graphs": 1536 * MIB if prefill_graph else 0,
-        "parallel buffers": profile.tensor_parallel * 128 * MIB,
+        "parallel buffers": by.tensor * by.pipeline * 128 * MIB,
     }
 
 
-def static_fraction(profile: Profile, argv: dict[str, Any], card: int, reserve: int) -> float:
+def usual(card: int, tensor_parallel: int) -> tuple[int, int]:
+    """(tokens of one prefill, largest batch with a graph) that SGLang takes on a card of this size."""
+    few = tensor_parallel < 4
+    tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
+    chunk, small, large = next((tier[1:] for tier in tiers if card < tier[0] * GIB), (16384, 512, 512))
+    return chunk, small if few else large
+
+
+def static_fraction(profile: Profile, argv: dict[str, Any], card: int, reserve: int, family: str) -> float:
     """The share of a card for weights and cache: as given, else the engine's default."""
     if profile.engine == "vllm":
         return float(argv.get("gpu-memory-utilization", UTILIZATION))
@@ -177,7 +203,21 @@ def static_fraction(profile: Profile, argv: dict[str, Any], card: int, reserve: 
         return float(given)
     if card > 60 * GIB:
         reserve = max(reserve, 10 * GIB)
-    return round(1 - reserve / card, 3) if card else 0.0
+    text_only = any(argv.get(name) is True for name in ("language-only", "language-model-only"))
+    share = 1.0 if text_only or profile.engine != "sglang" else image_share(family)
+    return round(1 - reserve / card, 3) * share if card else 0.0
+
+
+def image_share(family: str) -> float:
+    """SGLang takes its default times this for a target that sees: less, the larger the image tower.
+
+    (sglang 0.5.16 to 0.5.23, ``adjust_mem_fraction_for_vlm``; not where ``mem-fraction-static`` is given.)
+    """
+    if family not in TOWERS:
+        return 1.0
+    layers, width = TOWERS[family]
+    complexity = layers * width**2 / (24 * 1024**2)
+    return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (complexity - 1)))
 
 
 def host_ram(stored: int, files: int, gpus: int, loaders: int) -> int:

@@ -2,11 +2,13 @@
 
 The rules are those of argparse, which both engines build on: an exact name, else a name before ``=``, else the one
 name that begins so; a word that looks like an option is never a value, except a negative number or one with a space
-in it.  vLLM folds underscores in names into dashes, takes ``-O3``, and ``--some-config.key value`` for JSON.
+in it.  vLLM folds underscores in names into dashes, takes ``-O3``, and ``--some-config.key value`` for JSON: all such
+keys of an option make one more value of it behind the line, which replaces a JSON text given before.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +16,11 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from k25stack.engines.catalogue import Catalogue, Finding, Option, judge_name
-from k25stack.engines.values import convert
+from k25stack.engines.values import convert, sized
+from k25stack.engines.versions import version_key
 
 OPTIMIZATION = "--optimization-level"  # vLLM's -O
+SGLANG_SERVE_SINCE = (0, 5, 16)  # the nearest older wheel that was read, 0.5.9, takes --model-path alone
 NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 Kind = Literal["name", "value", "missing", "unexpected", "stray", "required"]
 
@@ -34,8 +38,9 @@ class Given:
     @property
     def opposite(self) -> bool:
         """The spelling that turns a flag off: --no-..., or in vLLM --disable-... of an --enable-..."""
-        pair = any(name.startswith("--no-") for name in self.option.names)
-        return pair and self.spelled.replace("_", "-") != self.option.names[0]
+        names, spelled = self.option.names, self.spelled.replace("_", "-")
+        pair = any(name.startswith("--no-") for name in names)
+        return pair and spelled.startswith("--") and spelled != next(name for name in names if name.startswith("--"))
 
     @property
     def value(self) -> Any:
@@ -64,7 +69,8 @@ class Scan:
     given: list[Given] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)  # words that belong to no option
     refusals: list[Refusal] = field(default_factory=list)
-    dotted: list[tuple[str, str]] = field(default_factory=list)  # vLLM's --some-config.key, value
+    dotted: dict[str, dict[str, Any]] = field(default_factory=dict)  # of vLLM: option -> what its --option.key say
+    helped: bool = False  # the parser prints its help and stops
 
     def last(self, name: str) -> Given | None:
         """The option of this name (with dashes) that counts: the last one."""
@@ -81,7 +87,7 @@ class Scan:
 
 
 def scan(known: Catalogue, words: Sequence[str]) -> Scan:
-    """Read the words that follow the launcher (``sglang serve``, ``vllm serve``)."""
+    """Read the words that the parser gets (``served`` gives those behind ``sglang serve`` and ``vllm serve``)."""
     result = Scan(known)
     rest = list(_spread(known, words))
     position = 0
@@ -95,24 +101,70 @@ def scan(known: Catalogue, words: Sequence[str]) -> Scan:
             position += 1
             continue
         position = _take(result, rest, position)
+    for name, value in result.dotted.items():  # vLLM puts them behind the line, as one text of JSON each
+        line = [name, json.dumps(value)]
+        result.plain += line[_take(result, line, 0) :]
     _judge_plain(result)
     for option in dict.fromkeys(known.options.values()):
-        if option.required and not any(given.option is option for given in result.given):
+        if option.required and not result.helped and not any(given.option is option for given in result.given):
             result.refusals.append(Refusal("required", option.name, f"{option.name} is missing", "give it"))
     return result
 
 
+def served(known: Catalogue, launcher: Sequence[str], words: Sequence[str]) -> tuple[list[str], list[Refusal]]:
+    """(the words that the parser gets, what is refused before it) of those that follow a launcher.
+
+    ``sglang serve`` takes a model without its option, and ``--model-type llm`` for itself (from 0.5.16 on).
+    ``vllm serve`` moves ``--model M`` to the front and stops at a served name with no model in front
+    (``sglang/cli/serve.py``, ``vllm/utils/argparse_utils.py``).
+    """
+    rest = list(words)
+    if tuple(launcher[-1:]) != ("serve",):
+        return rest, []
+    if known.engine == "vllm":
+        return _vllm_serve(rest)
+    if version_key(known.read_as) < SGLANG_SERVE_SINCE:
+        return rest, []
+    refusals = []
+    name = "--model-type"
+    for at in reversed([i for i, word in enumerate(rest) if word == name or word.startswith(f"{name}=")]):
+        used = 2 if rest[at] == name else 1
+        if not (rest[at + 1 : at + 2] if used == 2 else rest[at].partition("=")[2]):
+            refusals.append(Refusal("missing", name, f"{name} needs one value", "give llm"))
+        del rest[at : at + used]
+    return (["--model-path", *rest] if rest and not rest[0].startswith("-") else rest), refusals
+
+
+def _vllm_serve(words: list[str]) -> tuple[list[str], list[Refusal]]:
+    at = next((i for i, word in enumerate(words) if re.fullmatch(r"--model(=.+)?", word, re.DOTALL)), None)
+    if at is not None and (words[at] != "--model" or at + 1 < len(words)):
+        used = 2 if words[at] == "--model" else 1
+        model = words[at + 1] if used == 2 else words[at].partition("=")[2]
+        words = [model, *words[:at], *words[at + used :]]
+    named = any(re.match(r"--served[-_]model[-_]name(=.|$)", word) for word in words)
+    if not words or not words[0].startswith("-") or not named or any(re.match(r"--config(=.|$)", w) for w in words):
+        return words, []
+    message = "vllm serve stops at a served name with no model in front"
+    return words, [Refusal("required", "model", message, "begin with the model: vllm serve MODEL ...")]
+
+
 def _spread(known: Catalogue, words: Sequence[str]) -> Iterator[str]:
-    """The words as vLLM hands them to argparse: ``-O 3`` is ``--optimization-level 3``."""
+    """The words as vLLM hands them to argparse: ``-O 3``, ``-O3`` and ``-O=3`` are ``--optimization-level 3``."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
-        level = known.engine == "vllm" and word == "-O" and re.fullmatch(r"[0-3]", following)
-        yield OPTIMIZATION if level else word
+        if known.engine != "vllm" or not word.startswith("-O"):
+            yield word
+        elif word != "-O":
+            yield from (OPTIMIZATION, word[2:].removeprefix("="))
+        else:
+            yield OPTIMIZATION if re.fullmatch(r"[0-3]", following) else word
 
 
 def looks_like_option(word: str, known: Catalogue) -> bool:
     """Whether argparse takes a word for an option."""
     if not word.startswith("-") or word == "-":
         return False
+    if known.engine == "vllm" and "." in word.partition("=")[0]:
+        return True  # --config.key; a decimal below zero is taken for one as well
     if word in known.options or word.partition("=")[0] in known.options:
         return True
     if NEGATIVE.fullmatch(word):
@@ -129,7 +181,8 @@ def _take(result: Scan, rest: Sequence[str], position: int) -> int:
             break
         following.append(later)
     name, equals, attached = word.partition("=")
-    if word in ("-h", "--help"):
+    if word in ("-h", "--help") or (known.engine == "vllm" and name == "--help"):
+        result.helped = True
         return position + 1
     if known.engine == "vllm" and "." in name:
         return position + 1 + _dotted(result, name, attached if equals else None, following)
@@ -146,8 +199,6 @@ def _find(word: str, known: Catalogue) -> tuple[Option | None, Finding | None]:
     name = word if word in known.options else word.partition("=")[0]
     if known.engine == "vllm" and name.startswith("--"):
         name = name.replace("_", "-")
-    elif known.engine == "vllm" and re.fullmatch(r"-O=?\w+", word) and OPTIMIZATION in known.options:
-        return known.options[OPTIMIZATION], None
     if name in known.options:
         long = name if name.startswith("--") else known.options[name].name
         return known.options[name], judge_name(known, long[2:])
@@ -183,8 +234,6 @@ def _values(
             result.refusals.append(Refusal("unexpected", name, f"{name} takes no value", f"write {option.name} alone"))
             taken = ()
         used = 0
-    elif name.startswith("-O") and name != "-O" and option.name == OPTIMIZATION:
-        taken, used = (name[2:].lstrip("="),), 0
     else:
         taken = following[:most]
         used = len(taken)
@@ -212,21 +261,40 @@ def _span(option: Option, available: int) -> tuple[int, int]:
 
 
 def _dotted(result: Scan, name: str, attached: str | None, following: Sequence[str]) -> int:
-    """``--some-config.key value``: one key of an option that takes JSON."""
-    head, _, key = name.partition(".")
-    option, finding = _find(head, result.known)
-    if finding is not None and finding.problem in ("unknown", "ambiguous", "abbreviated"):
-        result.refusals.append(Refusal("name", head, finding.message, finding.remedy, finding))
+    """``--some-config.key value``: one key of an option that takes JSON; ``key+`` adds the items of a list."""
+    path, adds = name.removesuffix("+"), name.endswith("+")
+    head, *keys = path.split(".")
     if attached is None and not following:
         result.refusals.append(Refusal("missing", name, f"{name} needs one value", "give it"))
         return 0
-    if option is not None:
-        result.dotted.append((f"{option.name}.{key}", attached if attached is not None else following[0]))
+    word = attached if attached is not None else following[0]
+    value: Any = word.split(",") if adds else dotted_value(word)
+    option, _ = _find(head, result.known)
+    inner = result.dotted.setdefault(option.name if option and option.name.startswith(head) else head, {})
+    for key in keys[:-1]:
+        deeper = inner.get(key)
+        inner[key] = inner = deeper if isinstance(deeper, dict) else {}
+    if isinstance(value, list) and isinstance(inner.get(keys[-1]), list):
+        inner[keys[-1]] += value
+    else:
+        inner[keys[-1]] = value
     return 0 if attached is not None else 1
 
 
+def dotted_value(word: str) -> Any:
+    """As vLLM reads it: JSON, else a number with a unit, else the text itself."""
+    for read in (json.loads, lambda text: sized(text, "vllm")):
+        try:
+            return read(word)
+        except (ValueError, OverflowError, RecursionError):
+            continue
+    return word
+
+
 def _judge_plain(result: Scan) -> None:
-    """Words that stand alone: as many as the parser has places for."""
+    """Words that stand alone: as many as the parser has places for; it counts them last, and not after its help."""
+    if result.helped:
+        return
     for word in result.plain[len(result.known.positionals) :]:
         fix = "leave it out, or put it after its option"
         result.refusals.append(Refusal("stray", word, f"{word!r} belongs to no option", fix))

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from k25stack.engines import shell
 from k25stack.engines.command import (
-    MODULES,
+    STARTERS,
+    TALKERS,
     Command,
     Container,
-    before_redirection,
+    container_run,
     find_launcher,
     in_container,
     read_command,
 )
+from k25stack.engines.info import clean_text
 from k25stack.errors import UsageError
 
 MAX_BYTES = 4 << 20
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-ASSIGN = re.compile(r"^\s*(export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
-LAUNCHERS = (*MODULES, "sglang serve", "vllm serve", "docker run", "podman run", "nerdctl run")
+LAUNCHERS = (*STARTERS, "docker run", "podman run", "nerdctl run")
 
 
 def read_launch(words: list[str]) -> tuple[Command, list[str], str]:
@@ -65,51 +65,20 @@ def read_source(path: Path) -> tuple[Command, list[str]]:
 
 
 def read_script(text: str, where: str) -> tuple[Command, list[str]]:
-    """The first launch line of a shell script, with the variables that the script sets before it."""
-    variables: dict[str, str] = {}
-    exported: dict[str, str] = {}
-    unclear: list[str] = []
-    for line in logical_lines(text):
-        if any(launcher in line for launcher in LAUNCHERS):
-            words = split(expand(line, variables, unclear), where)
-            command = read_command(words)
-            if command.engine or command.container:
-                command.env = {**exported, **command.env}
-                command.words = before_redirection(command.words)
-                unclear += [f"{word}: not a plain word" for word in command.words if re.search(r"\$[{(@*\d]", word)]
-                return command, unclear
-        found = ASSIGN.match(line)
-        if found and not re.search(r"\s&&|\|\||;\s", found.group(3)):
-            export, name, value = found.groups()
-            words = split(expand(value, variables, unclear), where)
-            variables[name] = words[0] if words else ""
-            if export and export.startswith("export"):
-                exported[name] = variables[name]
-    raise UsageError("no launch of SGLang or vLLM found", where=where, remedy=f"looked for {', '.join(LAUNCHERS)}")
+    """The first launch of a shell script, with what the script sets before it, and what could not be understood."""
+    found = shell.find(text, starts_engine) or shell.find(text, lambda words: container_run(words)[1] is not None)
+    if found is None:
+        raise UsageError("no launch of SGLang or vLLM found", where=where, remedy=f"looked for {', '.join(LAUNCHERS)}")
+    if found.broken:
+        raise UsageError(clean_text(found.unclear[-1]), where=where, remedy="mend the quotes")
+    command = read_command(found.words)
+    command.env = {**found.exported, **command.env}
+    others = [f"another launch, not taken: {clean_text(' '.join(line.split()))[:80]}" for line in found.others]
+    return command, [*map(clean_text, found.unclear), *others]
 
 
-def logical_lines(text: str) -> list[str]:
-    """Lines with their continuations joined, comments and blank lines left out."""
-    joined = re.sub(r"\\\r?\n", " ", text)
-    lines = (re.sub(r"(^|\s)#.*$", "", line) for line in joined.splitlines())
-    return [line.strip() for line in lines if line.strip()]
-
-
-def expand(text: str, variables: Mapping[str, str], unclear: list[str]) -> str:
-    """Variables put in where the script or a default gives them; others stay and are named in ``unclear``."""
-
-    def value(found: re.Match[str]) -> str:
-        name = found.group(1) or found.group(3)
-        if name in variables:
-            return variables[name]
-        if found.group(2) is not None:
-            return found.group(2)
-        unclear.append(f"${name}: not set in the script")
-        return found.group(0)
-
-    if "$(" in text or "`" in text:
-        unclear.append(f"the output of a command: {text.strip()[:80]}")
-    return VARIABLE.sub(value, text)
+def starts_engine(words: list[str]) -> bool:
+    return bool(words) and not words[0].endswith(TALKERS) and bool(read_command(words).engine)
 
 
 def split(text: str, where: str) -> list[str]:
@@ -142,7 +111,7 @@ def inspected(item: Mapping[str, Any], config: Mapping[str, Any]) -> Command:
     command = in_container(image, entry, words)
     if not find_launcher([*entry, *words]).engine and not find_launcher(entry).engine:
         command.engine = ""
-    command.env = dict(pair.partition("=")[::2] for pair in texts(config.get("Env")))
+    command.env = {**dict(pair.partition("=")[::2] for pair in texts(config.get("Env"))), **command.env}
     host = item.get("HostConfig")
     host = host if isinstance(host, Mapping) else {}
     shared = host.get("ShmSize")
@@ -154,9 +123,19 @@ def inspected(item: Mapping[str, Any], config: Mapping[str, Any]) -> Command:
         ports=published(host.get("PortBindings")),
         network=str(host.get("NetworkMode") or ""),
         privileged=bool(host.get("Privileged")),
-        other=[f"-v {bind}" for bind in texts(host.get("Binds"))],
+        other=[*(f"-v {bind}" for bind in texts(host.get("Binds"))), *settings(host)],
     )
     return command
+
+
+def settings(host: Mapping[str, Any]) -> list[str]:
+    """Further settings that a container was given, as words to read."""
+    found = []
+    for name in ("Mounts", "DeviceRequests", "Ulimits", "RestartPolicy", "Memory", "CpusetCpus", "NanoCpus", "CapAdd"):
+        value = host.get(name)
+        if value and not (isinstance(value, Mapping) and value.get("Name") in ("", "no", None)):
+            found.append(f"{name} {json.dumps(value)[:120]}")
+    return found
 
 
 def texts(value: Any) -> list[str]:

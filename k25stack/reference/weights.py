@@ -9,22 +9,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from k25stack.errors import DamageError, UsageError
+from k25stack.errors import DamageError
+from k25stack.model.verify import weight_files
 
 
 class Weights:
-    """All safetensors files of a directory as one mapping from name to tensor."""
+    """The safetensors files of a directory, its index's choice of them, as one mapping from name to tensor."""
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
-        """Raises UsageError when there are no weights, DamageError when a file is torn."""
+        """Raises UsageError when there are no weights, DamageError when a file is torn or the index names none."""
         self.directory = directory
         self.dtype = dtype
         self._files: dict[str, Any] = {}
-        paths = sorted(directory.glob("*.safetensors"))
-        if not paths:
-            raise UsageError("no safetensors weights", where=str(directory), remedy="give a model directory")
         opener: Any = safe_open
-        for path in paths:
+        for path in weight_files(directory):
             try:
                 file = opener(path, framework="pt", device="cpu")
             except SafetensorError as error:

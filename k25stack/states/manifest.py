@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ SPLITS = ("train", "validation", "held_out")
 # State types by their torch name: (safetensors name, bytes per value).
 STATE_TYPES = {"bfloat16": ("BF16", 2), "float8_e4m3fn": ("F8_E4M3", 1)}
 AUX_LAYERS = 3
+NAME = re.compile(r".+/\d+")  # of a document
 
 
 class SampleLike(Protocol):
@@ -139,12 +141,20 @@ class Manifest:
                 raise UsageError(f"schema {raw['schema']}", where=str(path), remedy=f"this version reads {SCHEMA}")
             json.dumps(raw, allow_nan=False)  # NaN is no JSON, and no fact either
             shards = tuple(ShardRecord.from_dict(entry) for entry in raw["shards"])
-            return cls(meta=StatesMeta.from_dict(raw["meta"]), shards=shards)
+            return cls(meta=cls._meta(raw["meta"], path), shards=shards)
         except FileNotFoundError:
             remedy = "give a states directory; run the extraction again if it was stopped"
             raise UsageError(f"no {MANIFEST}", where=str(directory), remedy=remedy) from None
         except (KeyError, TypeError, ValueError) as error:
             raise DamageError(f"not a shard manifest: {error!r}", where=str(path), remedy="extract again") from None
+
+    @staticmethod
+    def _meta(raw: dict[str, Any], path: Path) -> StatesMeta:
+        """What cannot be asked for is damage where it is read, as two layers instead of three."""
+        try:
+            return StatesMeta.from_dict(raw)
+        except UsageError as error:
+            raise DamageError(error.what, where=str(path), remedy=error.remedy) from None
 
     def write(self, directory: Path) -> None:
         shards = [asdict(shard) for shard in self.shards]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,8 @@ from torch import Tensor
 
 from k25stack.errors import DamageError
 from k25stack.states.document import Document, from_fp8
-from k25stack.states.manifest import AUX_LAYERS, Manifest, ShardRecord
+from k25stack.states.manifest import AUX_LAYERS, NAME, Manifest, ShardRecord
 from k25stack.states.verify import REMEDY, check_shard, verify
-
-NAME = re.compile(r".+/\d+")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from k25stack.errors import DamageError
 from k25stack.model.tensorfile import Header, read_header
-from k25stack.states.manifest import Manifest, ShardRecord
+from k25stack.states.manifest import NAME, Manifest, ShardRecord
 from k25stack.states.verify import REMEDY, check_shard
 
 
@@ -58,10 +58,13 @@ class _Shard:
         check_shard(path, manifest.meta, record)
         self.header: Header = read_header(path)
         self.offsets = self._whole("q", self._bytes("offsets"))
-        self.names = self._bytes("doc_ids").decode(errors="replace").split("\n")
+        self.names, domains = (
+            self._bytes(name).decode(errors="replace").split("\n") for name in ("doc_ids", "domains")
+        )
         steps = zip(self.offsets, self.offsets[1:], strict=False)
         ends = (self.offsets[:1], self.offsets[-1:]) == (array("q", (0,)), array("q", (record.tokens,)))
-        if len(self.names) != record.docs or not ends or any(b <= a for a, b in steps):
+        named = len(self.names) == len(domains) == record.docs and all(map(NAME.fullmatch, self.names))
+        if not named or not ends or any(b <= a for a, b in steps):
             raise DamageError("offsets and doc_ids do not fit its rows", where=str(path), remedy=REMEDY)
 
     def text(self, number: int, place: int) -> Text:

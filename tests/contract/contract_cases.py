@@ -35,14 +35,14 @@ class Case:
 
 def llama_case(seed: int = 0, **changes: Any) -> Case:
     """Sizes among which no two dimensions of a matrix are equal, so that a transposed one cannot pass."""
-    spec = DraftSpec(20, 6, 2, 8, 36, 16, 64, max_position=512)
+    spec = DraftSpec(24, 6, 2, 10, 36, 16, 64, max_position=512)
     spec = DraftSpec(**{**spec.as_dict(), **changes})
     return Case(spec, TargetFacts("llama", "llama", spec.hidden, 14, spec.target_vocab, 512, (2,), 1), [2, 6, 9], seed)
 
 
 def kimi_case(seed: int = 0, layers: list[int] | None = None) -> Case:
-    spec = DraftSpec(20, 6, 2, 8, 36, 16, 64, max_position=512)
-    return Case(spec, TargetFacts("kimi_k25", "deepseek", 20, 61, 64, 512, (2,)), layers or [2, 30, 58], seed)
+    spec = DraftSpec(24, 6, 2, 10, 36, 16, 64, max_position=512)
+    return Case(spec, TargetFacts("kimi_k25", "deepseek", 24, 61, 64, 512, (2,)), layers or [2, 30, 58], seed)
 
 
 def write_case(directory: Path, case: Case, record: bool = True) -> Path:

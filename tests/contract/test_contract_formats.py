@@ -39,12 +39,22 @@ def test_vllm_reads_a_speculators_draft_and_sglang_does_not(llama: tuple[Path, C
     assert "convert it" in found["C1", SGLANG].message
 
 
-def test_a_left_out_residual_norm_is_on_in_speculators(llama: tuple[Path, Case], tmp_path: Path) -> None:
+def test_a_left_out_residual_norm_is_no_answer_in_speculators(llama: tuple[Path, Case], tmp_path: Path) -> None:
     directory, _ = llama
     convert(directory, tmp_path / "there", Request("speculators"))
     edit_config(tmp_path / "there", norm_before_residual=...)
     done = CliRunner().invoke(app, ["convert", str(tmp_path / "there"), "--to", "sglang", "-o", str(tmp_path / "back")])
-    assert "norm_before_residual is on" in str(done.exception)
+    assert "norm_before_residual is left out" in str(done.exception)
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "hidden_act", "intermediate_size"])
+def test_vllm_fills_no_layer_of_a_speculators_draft_in(llama: tuple[Path, Case], tmp_path: Path, name: str) -> None:
+    directory, case = llama
+    convert(directory, tmp_path / "there", Request("speculators"))
+    layer = json.loads((tmp_path / "there" / "config.json").read_text())["transformer_layer_config"]
+    del layer[name]
+    edit_config(tmp_path / "there", transformer_layer_config=layer)
+    assert f"lacks {name}" in failing(tmp_path / "there", case, layers=(2, 6, 9))["C1", VLLM].message
 
 
 def test_the_report_counts_every_tensor(llama: tuple[Path, Case]) -> None:
@@ -54,7 +64,7 @@ def test_the_report_counts_every_tensor(llama: tuple[Path, Case]) -> None:
     for evidence in counts.values():
         assert (evidence["consumed"], evidence["ignored"], evidence["missing"]) == (14, 1, 0)
     tensors = tensors_of(directory)
-    tensors["embed_tokens.weight"] = tensors["fc.weight"][:1, :20].repeat(64, 1)
+    tensors["embed_tokens.weight"] = tensors["fc.weight"][:1, :24].repeat(64, 1)
     put_tensors(directory, tensors)
     result = check_draft(directory, (SGLANG, VLLM), Question(target=case.target))
     counts = {check.group: check.evidence for check in result.checks if check.id == "C2" and check.group != "files"}

@@ -32,7 +32,7 @@ def draft(tmp_path: Path) -> Path:
 def target(tmp_path: Path) -> Path:
     directory = tmp_path / "target"
     directory.mkdir()
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 20, "num_hidden_layers": 14}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 24, "num_hidden_layers": 14}
     config |= {"vocab_size": 64, "max_position_embeddings": 512, "eos_token_id": 2}
     (directory / "config.json").write_text(json.dumps(config))
     return directory

@@ -40,6 +40,13 @@ PASS, FAIL, WARN = [("N0", "pass")], "fail", "warn"
         ({"NCCL_MIN_NCHANNELS": "many"}, [("N2", FAIL)]),
         ({"NCCL_DEBUG": "LOUD"}, [("N2", WARN)]),
         ({"NCCL_P2P_LEVL": "SYS"}, [("N1", FAIL)]),
+        ({"NCCL_FASTRAK_X": "1"}, [("N1", WARN)]),  # a plugin may read it
+        ({"NCCL_VERSION": "2.27.7-1", "NCCL_HOME": "/usr"}, PASS),  # images set them
+        ({"NCCL_BUFFSIZE": ""}, PASS),  # as if it were not set
+        ({"NCCL_BUFFSIZE": "0x400000"}, PASS),
+        ({"NCCL_MAX_NCHANNELS": "010"}, [("N2", FAIL)]),  # 8 to C
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, [("N3", WARN)]),
+        ({"NCCL_SHM_DISABLE": "1"}, PASS),
         ({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS"}, [("N3", WARN)]),
         ({"NCCL_MIN_NCHANNELS": "64", "NCCL_MAX_NCHANNELS": "8"}, [("N3", FAIL)]),
         ({"NCCL_ALGO": "Tree"}, [("N3", FAIL)]),  # no kernel for anything but the all-reduce
@@ -63,6 +70,10 @@ def test_versions_read_different_things() -> None:
     (check,) = check_environment({"NCCL_GIN_ENABLE": "1"}, "2.26.2")
     assert (check.id, check.verdict) == ("N1", Verdict.WARN)
     assert "from 2." in check.message
+    assert judged("2.31.2", NCCL_IB_RAIL_POLICY="x") == [("N1", WARN)]
+    assert judged("2.32.3", NCCL_IB_RAIL_POLICY="x") == PASS
+    assert judged("2.99.0", NCCL_SOMETHING_NEW="x") == [("N1", "unknown")]
+    assert judged("2.99.0", NCCL_P2P_LEVL="SYS") == [("N1", FAIL)]
     with pytest.raises(UsageError):
         facts("newest")
 
@@ -99,7 +110,7 @@ OFTEN = st.sampled_from(["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_C
                          "NCCL_PROTO", "NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"])  # fmt: skip
 
 
-@given(st.dictionaries(NAMES | OFTEN, VALUES, max_size=6), st.sampled_from(["", "2.19", "2.21.5", "2.30.7"]))
+@given(st.dictionaries(NAMES | OFTEN, VALUES, max_size=6), st.sampled_from(["", "2.19", "2.21.5", "2.30.7", "2.99"]))
 @settings(max_examples=300, deadline=None)
 def test_any_values_are_judged(env: dict[str, str], version: str) -> None:
     for check in check_environment(env, version):

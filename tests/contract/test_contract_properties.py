@@ -28,7 +28,7 @@ from k25stack.draft.weights import load_draft
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     kv, group, half = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    hidden, ffn = draw(st.integers(2, 24)), draw(st.integers(1, 40))
+    hidden, ffn = kv * group * draw(st.integers(1, 4)), draw(st.integers(1, 40))
     draft = draw(st.integers(2, 30))
     vocab = draft + draw(st.integers(0, 40))
     spec = DraftSpec(hidden, kv * group, kv, 2 * half, ffn, draft, vocab, max_position=256)

@@ -31,7 +31,7 @@ def test_every_listed_version_is_complete(engine: str) -> None:
     for layout in rules.architectures.values():
         for pattern, _, treatment in rules.names[layout]:
             re.compile(pattern)
-            assert treatment in ("consumed", "ignored", "overwritten", "kept")
+            assert treatment in ("consumed", "ignored", "overwritten", "kept", "dropped")
         assert all(isinstance(values, list) and values for values in rules.computed(layout).values())
 
 

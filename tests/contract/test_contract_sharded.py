@@ -49,7 +49,7 @@ def test_a_whole_draft_in_two_files_is_one(tmp_path: Path, index: Callable[[dict
     assert judge(directory).verdict is Verdict.WARN  # it has no record; nothing else
     request = Request("portable", layers=tuple(CASE.layers), target=None, format="portable")
     (tmp_path / "target.json").write_text(
-        json.dumps({"model_type": "kimi_k25", "hidden_size": 20, "num_hidden_layers": 61, "vocab_size": 64,
+        json.dumps({"model_type": "kimi_k25", "hidden_size": 24, "num_hidden_layers": 61, "vocab_size": 64,
                     "max_position_embeddings": 512})
     )  # fmt: skip
     convert(directory, tmp_path / "out", Request(**{**vars(request), "target": tmp_path / "target.json"}))

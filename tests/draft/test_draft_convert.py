@@ -110,7 +110,7 @@ def test_any_small_draft_converts_and_comes_back(
 REFUSED: list[tuple[str, dict[str, Any], Request, str]] = [
     ("speculators", {"norm_before_residual": True}, Request("sglang"), "norm_before_residual is on"),
     ("speculators", {"norm_before_residual": True}, Request("specforge"), "norm_before_residual is on"),
-    ("speculators", {"norm_before_residual": None}, Request("portable"), "norm_before_residual is on"),  # its default
+    ("speculators", {"norm_before_residual": None}, Request("vllm"), "norm_before_residual is left out"),
     ("speculators", {"norm_before_fc": True, "fc_norm": True}, Request("vllm"), "both on"),
     ("speculators", {"norm_before_fc": True}, Request("specforge"), "norm_before_fc"),
     ("speculators", {"norm_output": True}, Request("specforge"), "norm_output"),
@@ -188,6 +188,10 @@ def test_a_latent_attention_draft_is_converted_for_the_engines(tmp_path: Path) -
     assert all(tensor["portable"] for tensor in report["tensors"])
     with pytest.raises(UsageError, match="MLA"):
         convert(source, tmp_path / "no", Request("speculators", target=target))
+    windowed = {**read_object(source / "config.json"), "sliding_window": 64, "layer_types": ["sliding_attention"]}
+    (source / "config.json").write_text(json.dumps(windowed))
+    with pytest.raises(UsageError, match="neither engine's MLA draft has one"):
+        convert(source, tmp_path / "no", Request("sglang", target=target, window=64))
 
 
 def test_inspect_reads_every_format(tmp_path: Path) -> None:
@@ -195,6 +199,8 @@ def test_inspect_reads_every_format(tmp_path: Path) -> None:
         report = inspect_draft(write(tmp_path / name))
         assert report["parameters"] == SPEC.parameters()
         assert report["format"] == ("sglang" if name == "specforge" else name)  # nothing in it says SpecForge
+    two = inspect_draft(cases.specforge(tmp_path / "two", num_hidden_layers=2))
+    assert two["kv_bytes_per_token"] == 2 * report["kv_bytes_per_token"]
     special = inspect_draft(cases.specforge(tmp_path / "biased", attention_bias=True))
     assert "attention_bias" in special["special"]
 

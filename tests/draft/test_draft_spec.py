@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from k25stack.draft.config import config_json
 from k25stack.draft.layerids import IDS_KEY, SHIFTS, portable_ids, validate_canonical
+from k25stack.draft.mathematics import mathematics, spec_from_config
 from k25stack.draft.names import portable_name
-from k25stack.draft.sizes import sizes_from_config, spec_from_config
+from k25stack.draft.sizes import sizes_from_config
 from k25stack.draft.spec import PRESETS, DraftSpec
 from k25stack.draft.target import TargetFacts
 from k25stack.errors import UsageError
@@ -146,12 +147,33 @@ def test_layers_no_engine_can_serve_are_refused(layers: list[int]) -> None:
         {"intermediate_size": None},
         {"rms_norm_eps": "small"},
         {"num_aux_hidden_states": [3]},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 64.0}},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {"partial_rotary_factor": 0.5},
+        {"sliding_window": 512, "layer_types": ["sliding_attention"]},
+        {"use_aux_norm": True},
+        {"eagle_config": {"use_aux_hidden_state": False}},
     ],
 )
 def test_a_config_of_other_mathematics_is_refused(change: dict[str, object]) -> None:
     config = {**config_json(PRESETS["smollm2"], LLAMA_TARGET, [2, 15, 27]), **change}
     with pytest.raises(UsageError):
         spec_from_config(config, "config.json")
+
+
+def test_positions_are_read_as_transformers_reads_them() -> None:
+    """The old key, where it has a value, hides the new one and its theta; both may hold theta."""
+    config = config_json(PRESETS["smollm2"], LLAMA_TARGET, [2, 15, 27])
+    linear, plain = {"rope_type": "linear", "factor": 2.0}, {"rope_type": "default", "rope_theta": 7e5}
+
+    def read(**changes: object) -> tuple[float, object]:
+        function = mathematics({**config, **changes}, "config.json")
+        return function.spec.rope_theta, function.rope_scaling
+
+    assert read(rope_parameters=plain) == (7e5, None)
+    assert read(rope_scaling=linear, rope_parameters=plain) == (1e5, linear)
+    assert read(rope_scaling={**linear, "rope_theta": 3e5}) == (3e5, linear)
+    assert read(rope_theta=None) == (1e4, None)
 
 
 def test_sizes_are_read_where_mathematics_differ() -> None:

@@ -102,6 +102,19 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, what: str) -> None:
         load_draft(directory)
 
 
+def test_a_file_that_the_index_leaves_out_is_not_read(tmp_path: Path) -> None:
+    """Both engines pass over it without a word; so does what trains and scores here."""
+    model = model_with_ids(IDS).to(torch.bfloat16)
+    directory = write_draft_dir(tmp_path / "draft", model, write_target(tmp_path / "target"))
+    (directory / "model.safetensors").rename(directory / "part.safetensors")
+    save_file({"fc.weight": torch.zeros(24, 72)}, directory / "older.safetensors")
+    names = load_file(directory / "part.safetensors")
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(names, "part.safetensors")})
+    )
+    assert torch.equal(load_draft(directory).fc.weight, model.fc.weight)
+
+
 def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
     directory = write_draft_dir(tmp_path / "draft", model_with_ids(IDS), write_target(tmp_path / "target"))
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")

@@ -20,7 +20,7 @@ from k25stack.errors import UsageError
     [
         ("python3 -m sglang.launch_server --model-path m", "sglang", "", "--model-path m"),
         ("/usr/bin/python -m sglang.launch_server --x", "sglang", "", "--x"),
-        ("sglang serve m --tp-size 8", "sglang", "", "--model-path m --tp-size 8"),
+        ("sglang serve m --tp-size 8", "sglang", "", "m --tp-size 8"),
         ("sglang serve --model-path m", "sglang", "", "--model-path m"),
         ("vllm serve m -tp 8", "vllm", "", "m -tp 8"),
         ("python -m vllm.entrypoints.openai.api_server --model m", "vllm", "", "--model m"),
@@ -101,7 +101,7 @@ def test_a_script_gives_its_variables_and_says_what_is_not_set() -> None:
     command, unclear = read_script(SCRIPT, "s.sh")
     assert command.words == ["--model-path", "/models/kimi", "--tp-size", "8", "--api-key", "$KEY"]
     assert command.env == {"NCCL_P2P_LEVEL": "SYS", "CUDA_VISIBLE_DEVICES": "0,1"}
-    assert unclear == ["$KEY: not set in the script"]
+    assert unclear == ["not set in the script: $KEY"]
 
 
 def test_a_script_is_never_run(tmp_path: Path) -> None:

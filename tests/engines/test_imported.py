@@ -152,3 +152,50 @@ def test_secrets_are_named_and_what_only_sounds_so_is_kept() -> None:
     found = import_command(read_command(shlex.split(line)), version="0.31.0")
     assert found.profile["env"] == {"TOKENIZERS_PARALLELISM": "false"}
     assert [text.partition(":")[0] for text in found.unmapped] == ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY"]
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "section", "note"),
+    [
+        ("vllm serve m --max-model-len auto", "0.31.0", None, "context left out: --max-model-len -1"),
+        ("sglang serve m --speculative-algorithm NGRAM --speculative-num-draft-tokens 12", "0.5.20", None,
+         "speculation with NGRAM: a profile holds an EAGLE-3 draft or none (--speculative-algorithm NGRAM"),
+        ("sglang serve m --speculative-algorithm EAGLE --speculative-num-steps 3", "0.5.20", None,
+         "speculation with EAGLE"),
+        ("""vllm serve m --speculative-config '{"method":"mtp","num_speculative_tokens":1}'""", "0.31.0", None,
+         "speculation with mtp"),
+        ("""vllm serve m --speculative-config '{"method":"eagle3","model":"/d","num_speculative_tokens":5,"""
+         """"draft_tensor_parallel_size":1}'""", "0.31.0", {"algorithm": "eagle3", "k": 5, "topk": 1, "draft": "/d"},
+         '"draft_tensor_parallel_size" of --speculative-config: 1'),
+    ],
+)  # fmt: skip
+def test_what_a_profile_cannot_hold_is_left_out_and_listed(
+    line: str, version: str, section: dict[str, object] | None, note: str
+) -> None:
+    found = import_command(read_command(shlex.split(line)), version=version)
+    Profile.model_validate_json(json.dumps(found.profile))
+    assert found.profile.get("speculative") == section
+    assert any(text.startswith(note) for text in found.changed + found.unmapped)
+
+
+def test_keys_and_short_flags_of_vllm_are_taken_over() -> None:
+    line = "vllm serve m -ep --kv-transfer-config.kv_connector X --kv-transfer-config.kv_role=kv_both -cc.mode 3"
+    argv = import_command(read_command(shlex.split(line)), version="0.31.0").profile["argv"]
+    assert argv == {
+        "enable-expert-parallel": True,
+        "kv-transfer-config": {"kv_connector": "X", "kv_role": "kv_both"},
+        "compilation-config": {"mode": 3},
+    }
+
+
+def test_no_secret_is_written_down() -> None:
+    line = (
+        "srun --export=GITHUB_PAT=ghp_aaaaaaaaaaaaaaaaaaaa env MY_PASS=p1 DB_PASSPHRASE=p2 PROXY=http://u:p3@h:1 "
+        "LOGIN=hf_p4p4p4p4p4p4 python3 -m sglang.launch_server --model-path m --admin-api-key p5 "
+        """--model-loader-extra-config '{"token":"p6"}' --ssl-keyfile-password p7 --served-model-name sk-p8p8p8p8p8"""
+    )
+    found = import_command(read_command(shlex.split(line)), version="0.5.20")
+    text = json.dumps([found.profile, found.elsewhere, found.changed, found.unmapped])
+    assert [secret for secret in ("ghp_", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8") if secret in text] == []
+    hub = import_command(read_command(shlex.split("vllm serve m --hf-token hf_x")), version="0.31.0")
+    assert "argv" not in hub.profile

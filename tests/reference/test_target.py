@@ -248,7 +248,7 @@ def test_missing_and_misshapen_weights_are_named(tiny_target_dir: Path, tmp_path
     with pytest.raises(DamageError, match="not readable"):
         Target.load(directory)
     (directory / "model.safetensors").unlink()
-    with pytest.raises(UsageError, match="no safetensors weights"):
+    with pytest.raises(UsageError, match="no safetensors file"):
         Target.load(directory)
     with pytest.raises(UsageError, match=r"no config\.json"):
         Target.load(tmp_path)

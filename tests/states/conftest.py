@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shard_rows import Row, rows, write
+from sample_row import Row
+from shard_rows import rows, write
 
 
 @pytest.fixture

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from sample_row import Row
 
 from k25stack.states.document import Document
 from k25stack.states.manifest import ShardPlan, StatesMeta, bytes_per_token, plan_shards
 from k25stack.states.writer import ShardWriter
 
 HIDDEN = 8
-
-
-@dataclass(frozen=True)
-class Row:
-    """The part of a sample that the states room looks at."""
-
-    doc_id: str
-    turn: int
-    domain: str
-    split: str
-    prompt_ids: list[int]
-    response_ids: list[int]
 
 
 def meta(dtype: str = "bfloat16", hidden: int = HIDDEN) -> StatesMeta:

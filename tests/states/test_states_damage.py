@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_rows import HIDDEN, Row, document, meta, write
+from sample_row import Row
+from shard_rows import HIDDEN, document, meta, write
 
 from k25stack.errors import DamageError, HostError, UsageError
 from k25stack.states.manifest import Manifest, bytes_per_token, plan_shards

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard_rows import HIDDEN, Row, document, meta, rows, write
+from sample_row import Row
+from shard_rows import HIDDEN, document, meta, rows, write
 
 from k25stack.errors import DamageError, UsageError
 from k25stack.states.document import Document, from_fp8, to_fp8

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from sample_row import Row
 from torch import Tensor
 
 from k25stack.states.document import Document
@@ -27,18 +27,6 @@ SPEC = {
     "target_vocab": VOCAB,
     "rope_theta": 10000.0,
 }
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What planning shards needs to know."""
-
-    doc_id: str
-    turn: int
-    domain: str
-    split: str
-    prompt_ids: list[int]
-    response_ids: list[int]
 
 
 def language(seed: int = 5) -> Tensor:
@@ -64,7 +52,7 @@ def write_inputs(
                 chance = float(torch.rand(1, generator=generator)) < 0.1
                 ids.append(int(torch.randint(VOCAB, (1,), generator=generator)) if chance else int(follow[ids[-1]]))
             domain = ("code", "talk")[number % 2]
-            sample = Sample(f"{split}{number:04d}", 1, domain, split, ids[:prompt], ids[prompt:])
+            sample = Row(f"{split}{number:04d}", 1, domain, split, ids[:prompt], ids[prompt:])
             tokens = torch.tensor(ids)
             noise = torch.randn(len(ids), 3, HIDDEN, generator=generator) * 0.1
             states = torch.einsum("th,lhg->tlg", embed[tokens], mix) + noise

@@ -20,7 +20,7 @@ from k25stack import engines
 from k25stack.engines.catalogue import catalogue
 from k25stack.engines.command import read_command
 from k25stack.engines.launch import draft_name, launch_of, model_name
-from k25stack.engines.scan import Refusal, scan
+from k25stack.engines.scan import Refusal, scan, served
 from k25stack.stack import load_stack
 from tests.twins import typed
 from tests.twins.mutations import mutate
@@ -98,7 +98,8 @@ def refused(engine: str, version: str, words: list[str]) -> tuple[list[Refusal],
     """(what the parser should refuse too, what only we refuse)."""
     known = catalogue(engine, version)
     assert known is not None
-    found = scan(known, words).refusals
+    own, before = served(known, ("vllm" if engine == "vllm" else "sglang", "serve"), words)
+    found = [*scan(known, own).refusals, *before]
     ours = [one for one in found if one.finding is not None and one.finding.problem in STRICTER]
     return [one for one in found if one not in ours], ours
 
@@ -138,22 +139,21 @@ def test_our_reading_agrees_on_mutated_lines(python: str, engine: str, version: 
     assert stricter > 0
 
 
-@pytest.mark.parametrize(
-    ("engine", "version", "typed_lines"),
-    [("sglang", "0.5.20", typed.SGLANG), ("vllm", "0.31.0", typed.VLLM)],
-)
-def test_our_reading_agrees_on_typed_lines(
-    python: str, engine: str, version: str, typed_lines: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("engine", "version"), [*READ, ON_CPU])
+def test_our_reading_agrees_on_typed_lines(python: str, engine: str, version: str) -> None:
     """Lines of every odd kind: the same answer, but where we are stricter by name or, in JSON, looser by name."""
     looser = typed.LOOSER if engine == "vllm" else ()
-    lines = [shlex.split(line) for line in (*typed_lines, *looser)]
-    disagreements = []
+    odd = typed.VLLM if engine == "vllm" else typed.SGLANG
+    lines = [shlex.split(line) for line in (*odd, *typed.field(engine), *looser)]
+    disagreements, stricter = [], 0
     for words, answer in zip(lines, answers(python, engine, version, lines), strict=True):
-        both, _ = refused(engine, version, words)
+        both, ours = refused(engine, version, words)
+        stricter += bool(answer["ok"] and ours and not both)
         if answer["ok"] is bool(both):
             disagreements.append((shlex.join(words), answer, [one.message for one in both]))
     known = {shlex.join(shlex.split(line)) for line in looser}
-    print(f"{engine} {version}: {len(lines)} typed lines, {len(known)} of them looser by name")
+    print(
+        f"{engine} {version}: {len(lines)} typed lines, {stricter} refused by us by name, {len(known)} looser by name"
+    )
     assert [one for one in disagreements if one[0] not in known] == []
     assert len(disagreements) == len(known)

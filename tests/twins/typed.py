@@ -5,6 +5,17 @@ They differ from mutated lines in what they hold: abbreviations, values of every
 
 from __future__ import annotations
 
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def field(engine: str) -> tuple[str, ...]:
+    """Lines of recipes and scripts that people share, asked about in every version: what one takes another refuses."""
+    lines = (HERE / f"field-{engine}.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
+
+
 SGLANG = (
     "--model-path /m",
     "--model /m",
@@ -377,6 +388,9 @@ VLLM = (
 
 # Our reading looks at the names and the form of JSON values, not at what each of vLLM's dataclasses takes in them.
 LOOSER = (
+    """/m --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_none"}'""",
+    """/m --profiler-config '{"profiler":"torch"}'""",
+    """/m --ec-transfer-config '{"ec_connector":"x"}'""",
     "/m --lora-modules a",
     "/m --compilation-config '{\"mode\":99}'",
     "/m --compilation-config '{\"zzz\":1}'",
