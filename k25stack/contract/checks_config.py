@@ -61,14 +61,6 @@ def architecture(facts: DraftFacts, rules: EngineRules, question: Question) -> I
         yield Check("C1", rules.label, Verdict.FAIL, message, {"lacking": list(facts.unfilled)}, "write them out",
                     "vllm transformers_utils/configs/speculators/base.py")  # fmt: skip
         return
-    uneven = facts.spec is not None and facts.spec.hidden % facts.spec.heads
-    if uneven and rules.transformers >= 5 and facts.unfilled is None:
-        message = "hidden_size is no multiple of num_attention_heads: transformers 5 refuses to read the config"
-        sizes = {name: facts.config.get(name) for name in ("hidden_size", "num_attention_heads")}
-        fix = "train with a number of heads that divides the width"
-        yield Check("C1", rules.label, Verdict.FAIL, message, sizes, fix,
-                    "transformers models/llama/configuration_llama.py validate_architecture")  # fmt: skip
-        return
     yield Check("C1", rules.label, Verdict.PASS, f"{facts.architecture} is known", evidence)
 
 
@@ -76,8 +68,9 @@ def target_width(facts: DraftFacts, rules: EngineRules, question: Question) -> I
     """C6: target_hidden_size is left out or the target's width, never null."""
     assert facts.spec is not None
     evidence = {"target_hidden_size": facts.config.get("target_hidden_size", "left out"), "hidden": facts.spec.hidden}
-    if "target_hidden_size" in facts.config and facts.config["target_hidden_size"] is None and rules.null_target_width:
-        message = f"target_hidden_size is null: {rules.null_target_width}"
+    harm = rules.null_target_width[rules.layout(facts.architecture) or "llama"]
+    if "target_hidden_size" in facts.config and facts.config["target_hidden_size"] is None and harm:
+        message = f"target_hidden_size is null: {harm}"
     elif facts.config.get("target_hidden_size", facts.spec.hidden) not in (None, facts.spec.hidden):
         message = f"target_hidden_size {facts.config['target_hidden_size']} differs: the embedding cannot be shared"
     else:

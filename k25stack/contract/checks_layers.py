@@ -52,12 +52,8 @@ def judge_path(
         return result(Verdict.FAIL, f"{key} is {written!r}, not a list of layer numbers", "write whole numbers")
     if not family and len(set(rules.shift.values())) > 1:
         return result(Verdict.UNKNOWN, "the target family is not known", "give the target's config")
-    layers = question.target.layers if question.target else None
-    if key:
-        seen = rules.shift_of(family or FAMILIES[0])(written)
-    elif layers is not None:
-        seen = default_layers(layers)
-    else:
+    seen, deepest = will_capture(written if key else None, rules, question, family)
+    if not seen:
         return result(Verdict.UNKNOWN, "no list is read, the default depends on the target", "give the target's config")
     shown["captured"] = seen
     wanted = canonical(facts, question)
@@ -67,8 +63,8 @@ def judge_path(
     if seen != sorted(set(seen)) or len(seen) != facts.spec.aux:
         message = f"{seen} is not {facts.spec.aux} rising layers"
         return result(Verdict.FAIL, message, fix or "write one rising id per state")
-    if seen[0] < 1 or (layers is not None and seen[-1] > layers - (0 if rules.captures_last_output else 1)):
-        message = f"{seen} cannot be captured from {layers or 'these'} layers"
+    if seen[0] < 1 or (deepest is not None and seen[-1] > deepest):
+        message = f"{seen} cannot be captured from {question.target.layers if question.target else 'these'} layers"
         return result(Verdict.FAIL, message, fix or "choose inner layers")
     if wanted is None:
         fix = "give the canonical ids with --layers, or write k25stack.json"
@@ -77,6 +73,22 @@ def judge_path(
         guessed = "" if key else " by default, since no list is read"
         return result(Verdict.FAIL, f"{seen}{guessed}, trained on {wanted} (traps T6, T7)", fix)
     return result(Verdict.PASS, f"{seen} as trained")
+
+
+def will_capture(
+    written: Sequence[int] | None, rules: EngineRules, question: Question, family: str
+) -> tuple[list[int], int | None]:
+    """(captured canonical ids, the deepest that can be); none where a default is taken and the target is not known."""
+    shift, target = rules.shift_of(family or FAMILIES[0]), question.target
+    if target is None:
+        return (shift(written) if written else []), None
+    deepest = target.layers if rules.captures_last_output else target.layers - 1
+    if written is None:
+        default = default_layers(target.layers)
+        return (shift(default) if target.model_type in rules.targets_shifting_default else default), deepest
+    if target.model_type in rules.targets_keeping_final_id and max(written) == target.layers:
+        return list(written), target.layers
+    return shift(written), deepest
 
 
 def to_write(key: str, wanted: Sequence[int], rules: EngineRules, family: str) -> str:

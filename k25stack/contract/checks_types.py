@@ -86,7 +86,7 @@ def types(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator
         return
     problems = [*wrong(facts.config, EVERY_VERSION), *positions(facts.config)]
     if rules.transformers >= 5:
-        problems += [*wrong(facts.config, LLAMA), *layer_types(facts.config)]
+        problems += [*wrong(facts.config, LLAMA), *layer_types(facts.config), *uneven(facts.config)]
         if facts.config.get("model_type") == "deepseek_v2":
             problems += wrong(facts.config, DEEPSEEK_V2)
     if problems:
@@ -113,6 +113,12 @@ def positions(config: Mapping[str, Any]) -> Iterator[str]:
     kind = rope_type(table)
     if isinstance(kind, str) and (lacking := [name for name in ROPE_NEEDS.get(kind, ()) if name not in table]):
         yield f"{kind} positions lack {', '.join(lacking)}"
+
+
+def uneven(config: Mapping[str, Any]) -> Iterator[str]:
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if type(width) is int and type(heads) is int and (heads == 0 or width % heads):
+        yield f"hidden_size {width} is no multiple of {heads} heads"
 
 
 def layer_types(config: Mapping[str, Any]) -> Iterator[str]:

@@ -18,16 +18,16 @@ def head(facts: DraftFacts, rules: EngineRules, question: Question) -> Iterator[
     declared, vocab = facts.config.get("draft_vocab_size"), facts.config.get("vocab_size")
     shipped = bool(facts.find("lm_head.weight"))
     evidence = {"draft_vocab_size": declared, "vocab_size": vocab, "lm_head_shipped": shipped}
-    needed = rules.vocab_size_absent == "raises"
+    absent = rules.vocab_size_absent
 
     def result(verdict: Verdict, message: str, fix: str = "", source: str = rules.source) -> Check:
         return Check("C3", rules.label, verdict, message, evidence, fix, source)
 
     if facts.config.get("tie_word_embeddings") and rules.ties_head:
         yield result(Verdict.FAIL, "tie_word_embeddings is on: the head would be the target's embedding", "write false")
-    elif "draft_vocab_size" not in facts.config and needed and rules.layout(facts.architecture) != "mla":
+    elif "draft_vocab_size" not in facts.config and absent == "raises" and rules.layout(facts.architecture) != "mla":
         yield result(Verdict.FAIL, "draft_vocab_size is left out: the engine fails on the name", "write the size")
-    elif declared is None and shipped and needed:
+    elif declared is None and shipped and absent == "raises":
         message = "draft_vocab_size is null or left out: the shipped head is replaced by the target's"
         yield result(Verdict.FAIL, message, "write the size")
     elif declared is None:
@@ -66,8 +66,8 @@ def map_of_full_vocabulary(facts: DraftFacts, rules: EngineRules, question: Ques
         return
     if rules.full_vocabulary_map == "refused":
         message = f"d2t beside a full vocabulary: {rules.engine} has no place for it and stops"
-    elif any(facts.d2t):
-        message = "d2t moves ids of a full vocabulary"
+    elif any(facts.d2t) or len(facts.d2t) != facts.spec.target_vocab:
+        message = "d2t moves or lacks ids of a full vocabulary"
     else:
         return
     yield Check("C4", rules.label, Verdict.FAIL, message, {"d2t_first": list(facts.d2t[:4])}, "leave d2t and t2d out",

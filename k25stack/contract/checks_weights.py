@@ -33,10 +33,12 @@ def names_and_shapes(facts: DraftFacts, rules: EngineRules, question: Question) 
         return
     expected = with_fused(built, facts.tensors, rules, layout)
     found = treat(facts.tensors, expected, rules, layout)
+    lands = [(name, expected[portable]) for portable, name in found.consumed.items() if portable in expected]
+    lands += [(name, (spec.target_vocab, spec.hidden)) for name in (*found.overwritten, *found.kept)]
     wrong = {
-        spelled: {"found": list(facts.tensors[spelled].shape), "built": list(expected[portable])}
-        for portable, spelled in found.consumed.items()
-        if portable in expected and facts.tensors[spelled].shape != expected[portable]
+        name: {"found": list(facts.tensors[name].shape), "built": list(shape)}
+        for name, shape in lands
+        if facts.tensors[name].shape != shape
     }
     problems = list(complaints(found, rules))
     if found.overwritten and config.get("embed_requires_grad"):

@@ -41,7 +41,7 @@ class Trap:
 
 def tree(facts: ServerFacts, engine: str, draft: Result | None, log: Sequence[Check] | None) -> list[Trap]:
     """Judge every trap by what is known."""
-    found = {trap.id: trap for trap in [*of_server(facts, engine), *of_log(log or ())]}
+    found = {trap.id: trap for trap in [*of_server(facts, draft), *of_log(log or (), draft)]}
     branches = []
     for name in TRAPS:
         if name in found:
@@ -53,10 +53,14 @@ def tree(facts: ServerFacts, engine: str, draft: Result | None, log: Sequence[Ch
     return branches
 
 
-def of_server(facts: ServerFacts, engine: str) -> Iterator[Trap]:
+def of_server(facts: ServerFacts, draft: Result | None) -> Iterator[Trap]:
     """Traps that the server's own arguments show."""
     if facts.algorithm in ("EAGLE", "NEXTN"):
-        yield Trap("T1", "found", f"speculative_algorithm is {facts.algorithm}", "--speculative-algorithm EAGLE3")
+        why = f"speculative_algorithm is {facts.algorithm}"
+        if draft is not None or "eagle3" in (facts.draft or "").lower().replace("-", ""):
+            yield Trap("T1", "found", why, "--speculative-algorithm EAGLE3")
+        else:  # right for a draft of the first EAGLE, or the target's own next-token layer
+            yield Trap("T1", "not looked at", f"{why}: give --draft DIR to tell the draft's kind")
     if facts.algorithm is not None and facts.max_running == 48:
         yield Trap("T9", "found", "max_running_requests is 48, the value it is reset to", "set --max-running-requests")
     if (facts.continuous_decode_steps or 1) > 1:
@@ -64,10 +68,13 @@ def of_server(facts: ServerFacts, engine: str) -> Iterator[Trap]:
         yield Trap("T10", "found", why, "leave --num-continuous-decode-steps out")
 
 
-def of_log(log: Iterable[Check]) -> Iterator[Trap]:
-    """Traps that a marker in the log names."""
+def of_log(log: Iterable[Check], draft: Result | None) -> Iterator[Trap]:
+    """Traps that a marker in the log names; default layers are no trap where the draft was trained on them."""
+    layers = [check.verdict for check in draft.checks if check.id == "C5"] if draft is not None else []
     for check in log:
         name = check.message.partition(":")[0]
+        if name == "T6" and layers and all(verdict is Verdict.PASS for verdict in layers):
+            continue
         if check.id == "U8" and name in TRAPS:
             yield Trap(name, "found", f"log: {check.evidence.get('line', '')}", check.fix)
 
@@ -88,9 +95,9 @@ def of_draft(name: str, draft: Result | None) -> Trap:
     for check in draft.checks:
         if check.verdict is Verdict.FAIL and name in traps_of(check):
             return Trap(name, "found", f"{check.id} {check.group}: {check.message}", check.fix)
-    unknown = [check.id for check in draft.checks if check.verdict is Verdict.UNKNOWN and name in related(check)]
+    unknown = [check for check in draft.checks if check.verdict is Verdict.UNKNOWN and name in related(check)]
     if unknown:
-        return Trap(name, "not looked at", f"{unknown[0]} could not be judged")
+        return Trap(name, "not looked at", f"{unknown[0].id} could not be judged: {unknown[0].message}")
     return Trap(name, "excluded", "the draft's files")
 
 
@@ -114,6 +121,14 @@ def traps_of(check: Check) -> tuple[str, ...]:
     if check.id == "C7":
         return ("T8",) if "norm_before_residual" in check.message else ()
     return related(check)
+
+
+def beside(draft: Result | None) -> Iterator[Check]:
+    """U5: what the draft's own check says besides the traps, as that it is a random control."""
+    for check in draft.checks if draft is not None else ():
+        if check.verdict in (Verdict.FAIL, Verdict.WARN) and not traps_of(check):
+            message = f"the draft's files: {check.id} {check.group}: {check.message}"
+            yield Check("U5", GROUP, check.verdict, message, check.evidence, check.fix, check.source)
 
 
 def judge(branches: Sequence[Trap], wrong: bool) -> Iterator[Check]:

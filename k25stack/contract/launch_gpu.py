@@ -80,6 +80,11 @@ def precision(launch: Launch) -> Iterator[Check]:
 def graphs(launch: Launch) -> Iterator[Check]:
     """L22: a graph for every batch that may run."""
     largest, running = launch.facts.get("graph_batch"), launch.facts.get("max_running")
+    sizes = launch.facts.get("graph_batches")
+    if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
+        largest = max(sizes)  # the engine takes the list's largest, whatever else is said
+    if launch.facts.get("graph_off"):
+        return
     if launch.engine != "sglang" or type(largest) is not int or type(running) is not int or largest >= running:
         return
     name = launch.facts.spell("graph_batch")

@@ -152,4 +152,17 @@ def together(launch: Launch) -> Iterator[Check]:
                                  "vllm engine/arg_utils.py, create_speculative_config")  # fmt: skip
 
 
-RULES = (version, refused, outdated, repeated, config_file, values, together)
+def ranges(launch: Launch) -> Iterator[Check]:
+    """L3: numbers that no card and no group of cards can have."""
+    for meaning in ("memory_share", "tensor_parallel", "pipeline_parallel", "data_parallel"):
+        given = launch.facts.get(meaning)
+        share = meaning == "memory_share"
+        if type(given) not in (int, float) or (0 < given <= 1 if share else given >= 1):
+            continue
+        name = launch.facts.spell(meaning)
+        meant = "a share of a card, above 0 and up to 1" if share else "1 or more"
+        yield launch.finding("L3", Verdict.FAIL, f"bad value: {name} {given} is not {meant}", {name: given},
+                             "give 0.9 for 90 %" if share else "give 1 or more", launch.known.source)  # fmt: skip
+
+
+RULES = (version, refused, outdated, repeated, config_file, values, ranges, together)

@@ -28,16 +28,20 @@ VARIABLES = (
 
 def remote_code(launch: Launch) -> Iterator[Check]:
     """L40: code of a hub repository is run as it is on the day, unless a commit is named."""
+    from k25stack.model.hub import is_commit
+
     facts = launch.facts
     model = str(facts.get("model") or "")
     if not facts.get("remote_code") or not model or model.startswith(("/", ".", "~")):
         return
-    if facts.get("revision"):
+    revision = str(facts.get("revision") or "")
+    if is_commit(revision):
         yield launch.finding("L40", Verdict.PASS, "remote code of a pinned commit",
-                             {"revision": facts.get("revision")}, "", "")  # fmt: skip
+                             {"revision": revision}, "", "")  # fmt: skip
         return
     name = facts.spell("remote_code")
-    message = f"code of an unpinned model: {name} runs whatever {model} holds on the day"
+    moves = f" ({revision!r} is no commit)" if revision else ""
+    message = f"code of an unpinned model: {name} runs whatever {model} holds on the day{moves}"
     fix = f"add {facts.spell('revision')} COMMIT, or serve a verified local copy"
     yield launch.finding("L40", Verdict.WARN, message, {"model": model}, fix,
                          "CVE-2025-66448, CVE-2026-22807: code in a config's auto_map")  # fmt: skip
@@ -83,7 +87,8 @@ def door(launch: Launch) -> Iterator[Check]:
     else:
         yield launch.finding("L41", Verdict.PASS, how or "reached from this machine only",
                              {"host": facts.get("host"), "key": bool(key or secret)}, "", "")  # fmt: skip
-    shown = [facts.spell(name) for name in ("api_key", "admin_key") if facts.get(name)]
+    typed = [word.partition("=")[0].replace("_", "-") for word in launch.served[0]]  # not those of a --config file
+    shown = [facts.spell(name) for name in ("api_key", "admin_key") if facts.get(name) and facts.spell(name) in typed]
     if shown:
         message = f"a key on the command line: {shown[0]} can be read in ps and docker inspect"
         fix = f"set {variable}" if variable else "put it into a file for --config that only the server can read"
@@ -116,7 +121,7 @@ def container(launch: Launch) -> Iterator[Check]:
     run = launch.command.container
     if run is None:
         return
-    several = (launch.facts.get("tensor_parallel") or 1) != 1
+    several = any((launch.facts.get(f"{kind}_parallel") or 1) != 1 for kind in ("tensor", "pipeline", "data"))
     if several and run.ipc != "host" and (run.shm_bytes or 64 << 20) < SHM:
         given = f"{run.shm_bytes >> 20} MiB" if run.shm_bytes else "docker's 64 MiB"
         message = f"small shared memory: {given} for several ranks"

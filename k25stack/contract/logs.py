@@ -105,6 +105,7 @@ def old_rates(lines: Iterable[str], draft_tokens: int | None) -> Iterator[Check]
     Both definitions are on one line with the length, so the line itself shows which one it is.
     """
     pairs = [(float(match[1]), float(match[2])) for line in lines if (match := OLD_RATE.search(line))]
+    pairs = [pair for pair in pairs if pair[0] >= 1]  # 0.00 is printed where nothing was verified
     if not pairs:
         return
     rows = [draft_tokens] if draft_tokens and draft_tokens > 1 else list(range(2, 18))

@@ -96,11 +96,16 @@ def room(plan: MemoryPlan, stack: Stack, profile: Profile, group: str) -> Iterat
     if plan.engine == "sglang":  # vLLM counts them for each of its ranks
         running = -(-running // plan.schedulers)
     each = plan.tokens // running
-    evidence = {"tokens": plan.tokens, "context": context, "requests": running, "tokens_each": each}
+    evidence: dict[str, object] = {"tokens": plan.tokens, "context": context, "requests": running, "tokens_each": each}
     source = "shapes of the stack file"
     if plan.tokens < context:
         message = f"{plan.tokens} tokens of cache, not one request of {context}"
-        yield Check("M3", group, Verdict.FAIL, message, evidence, f"a context of at most {plan.tokens}", source)
+        fix = f"a context of at most {plan.tokens}"
+        if plan.lowered_from:
+            evidence["share"] = f"{plan.fraction:.3f}, lowered from {plan.lowered_from} for the image tower"
+            fix = f"mem-fraction-static: {plan.lowered_from:.2f}, or {fix}"
+            source = "sglang srt/arg_groups/memory_hook.py, adjust_mem_fraction_for_vlm"
+        yield Check("M3", group, Verdict.FAIL, message, evidence, fix, source)
         return
     wanted = min(context, 1024)
     whole = plan.tokens // context

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k25stack.contract.finding import Check, Verdict
-from k25stack.contract.probe import Answer, Ask, Probe, probe, require_url, served_k
+from k25stack.contract.probe import Answer, Ask, Probe, probe, served_k
 from k25stack.contract.states_head import STEPS
 from k25stack.contract.states_text import LOOPS
 from k25stack.errors import HostError, K25Error, UsageError
@@ -68,7 +68,7 @@ def lossless(found: Probe, baseline: str | None, target: Path | None, ask: Ask, 
     loaded, problem = load(target)
     try:
         if baseline is not None:
-            yield compared(found, probe(require_url(baseline), ask, prompts), loaded, problem)
+            yield compared(found, probe(baseline, ask, prompts), loaded, problem)
         elif loaded is not None and target is not None:
             yield rescored(found, loaded, target)
         else:
@@ -82,9 +82,9 @@ def load(target: Path | None) -> tuple[Target | None, str]:
     if target is None:
         return None, "no target to re-score with"
     try:
-        from k25stack.reference.target import Target
+        from k25stack.contract.states_aux import running
 
-        return Target.load(target), ""
+        return running(target), ""
     except ImportError as error:
         return None, f"re-scoring needs torch ({error})"
     except K25Error as error:

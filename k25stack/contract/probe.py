@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from k25stack import engines
 from k25stack.bench.prompts import PromptSet, from_samples, questions
 from k25stack.engines.cut import missing_tokens, split_cut
-from k25stack.engines.info import PATHS, ServerFacts, facts_of
+from k25stack.engines.info import HIDDEN, PATHS, ServerFacts, clean_text, facts_of
 from k25stack.engines.native import as_openai, native_request
 from k25stack.engines.protocol import Counters
 from k25stack.errors import HostError, UsageError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from k25stack.bench.records import Prompt
 
 MAX_TOKENS = 256
-UNCOUNTED = 8  # requests to a server without speculative counters, or without an answer
+UNCOUNTED = 8  # requests to a server without speculative counters, or failed ones in a row
 MIN_WAIT_S = 60.0  # for a reply, beyond the time that was given to the whole
 SETTLE_S = 0.05  # between two readings of metrics that must agree before a request counts as over
 SETTLES = 40  # readings after which they are said to be moved by other requests
@@ -74,6 +75,10 @@ class Probe:
     recorded: bool = False  # the prompts are those of a prediction
     decode: dict[str, Any] = field(default_factory=dict)
     disturbed: int = 0  # requests that could not be counted, since others ran beside them
+    mode: dict[str, Any] = field(default_factory=dict)  # decode mode of the recorded answers
+    models: int = 1  # that the server lists; the first one was asked
+    root: str | None = None  # where the server says that its target lies
+    silent: int = 0  # failed requests at the end, none answered after them
 
     @property
     def per_prompt(self) -> list[RoundCounts]:
@@ -97,7 +102,7 @@ def prompts_for(ask: Ask) -> PromptSet:
     if ask.samples is not None:
         return from_samples(ask.samples, "held_out")
     found = questions()
-    if ask.target is None:
+    if ask.target is None or ask.target.is_file():  # a config alone has no tokenizer
         return found
     from dataclasses import replace
 
@@ -112,16 +117,29 @@ def prompts_for(ask: Ask) -> PromptSet:
 
 
 def probe(url: str, ask: Ask, prompts: PromptSet) -> Probe:
-    """Find out what the server is and ask it.  Raises HostError when nobody answers, UsageError for no known engine."""
+    """Find out what the server is and ask it.
+
+    Raises HostError when nobody answers, UsageError for no known engine; neither repeats a key or a login.
+    """
     from k25stack.bench.ondemand import detect
 
-    name = detect(url)
-    return asyncio.run(_Prober(url.rstrip("/"), name, ask).run(prompts))
+    base = require_url(url)
+    try:
+        return asyncio.run(_Prober(base, detect(base), ask).run(prompts))
+    except (HostError, UsageError) as error:
+        raise type(error)(scrubbed(error.what), where=scrubbed(error.where), remedy=error.remedy) from None
+
+
+def scrubbed(text: str) -> str:
+    """A server's or a library's text without secrets, the key that we send included."""
+    key = os.environ.get("K25_API_KEY")
+    return clean_text(text.replace(key, HIDDEN) if key else text)
 
 
 class _Prober:
     def __init__(self, url: str, name: str, ask: Ask) -> None:
         self.url, self.engine, self.ask = url, engines.get(name), ask
+        self.silent = 0  # failed requests in a row
         self.answers: list[Answer] = []
         self.errors: list[str] = []
         self.seen = self.disturbed = 0
@@ -147,14 +165,25 @@ class _Prober:
                     await self.one(client, queue.pop(0), model, tokens, alone)
 
             await asyncio.gather(*(slot() for _ in range(slots)))
+        root = models[0].get("root")
         return Probe(
-            self.engine.name, model, facts, tuple(self.answers), tuple(self.errors),
-            self.ask.samples is not None, {"temperature": 0.0, "max_tokens": tokens}, self.disturbed,
-        )  # fmt: skip
+            engine=self.engine.name,
+            model=model,
+            facts=facts,
+            answers=tuple(self.answers),
+            errors=tuple(self.errors),
+            recorded=self.ask.samples is not None,
+            decode={"temperature": 0.0, "max_tokens": tokens},
+            disturbed=self.disturbed,
+            mode=prompts.decode,
+            models=len(models),
+            root=facts.model or (root if isinstance(root, str) else None),
+            silent=self.silent,
+        )
 
     def more(self) -> bool:
         """Whether another request tells anything: one that does not speculate, or answers nothing, is asked a few."""
-        if not self.answers and len(self.errors) >= UNCOUNTED:
+        if self.silent >= UNCOUNTED:
             return False
         counted = any(answer.rounds is not None for answer in self.answers)
         return self.seen < self.ask.rounds if counted else len(self.answers) < UNCOUNTED
@@ -188,16 +217,18 @@ class _Prober:
         return None
 
     async def one(self, client: Client, prompt: Prompt, model: str, tokens: int, alone: bool) -> None:
-        before = await self.settled(client) if alone else None
         try:
+            before = await self.settled(client) if alone else None
             reply = await self.post(client.session, prompt, model, tokens)
             choice, completion = read(reply)
             rounds = self.engine.request_counters(reply)
             if alone:
                 rounds = self.counted(before, before and await self.settled(client), completion)
-        except (OSError, ValueError, TimeoutError, RecursionError, UsageError) as error:
-            self.errors.append(f"{prompt.key}: {str(error) or type(error).__name__}")
+        except (OSError, ValueError, TimeoutError, RecursionError, UsageError, HostError) as error:
+            self.errors.append(f"{prompt.key}: {scrubbed(str(error)) or type(error).__name__}")
+            self.silent += 1
             return
+        self.silent = 0
         self.seen += rounds.verify_calls if rounds else 0
         ids, text, finish = choice["token_ids"], choice["text"], choice["finish_reason"]
         self.answers.append(Answer(prompt.key, prompt.cluster, prompt.ids, text, ids, finish, rounds))
@@ -273,17 +304,21 @@ def from_metrics(difference: Counters, completion: int | None) -> RoundCounts | 
 
 
 def served_k(rounds: RoundCounts) -> int:
-    """Draft tokens per round."""
-    return rounds.proposed // rounds.verify_calls if rounds.verify_calls else 0
+    """Draft tokens per round; some rounds at the end of the context propose fewer."""
+    return round(rounds.proposed / rounds.verify_calls) if rounds.verify_calls else 0
 
 
 def require_url(text: str) -> str:
-    """Raise UsageError for what is no http address."""
+    """The server's address, without the /v1 of its OpenAI routes.  Raises UsageError for what is no http address."""
     try:
         parts = urlsplit(text)
         right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        right = right and not parts.query and not parts.fragment
     except ValueError:  # a port beyond 65,535, half a bracket
         right = False
     if not right:
-        raise UsageError("not an http address", where=text, remedy="as http://127.0.0.1:30000")
-    return text
+        raise UsageError("not an http address", where=clean_text(text), remedy="as http://127.0.0.1:30000")
+    if parts.username is not None and "K25_API_KEY" in os.environ:
+        remedy = "take the login out of the address, or unset K25_API_KEY: one of them can be sent"
+        raise UsageError("a login and a key", where=clean_text(text), remedy=remedy)
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -44,7 +44,7 @@ class EngineRules:
     empty_ids: str  # an empty list: "captures nothing", or "the next place is read"
     shift: Mapping[str, str]  # target family -> name in layerids.SHIFTS
     captures_last_output: bool  # id n of n layers is possible
-    null_target_width: str  # what "target_hidden_size": null does; empty when harmless
+    null_target_width: Mapping[str, str]  # layout -> what "target_hidden_size": null does; empty when harmless
     short_draft_context: str  # verdict when the draft's limit is under the served context
     context_keys: list[str]  # config keys of that limit, the first present one is used
     transformers: int  # major version that reads config.json; 0 for none
@@ -53,6 +53,8 @@ class EngineRules:
     draft_window: str  # a sliding window is taken from the "config", from a "flag", or there is "none"
     computes_mla: Mapping[str, list[Any]] = field(default_factory=dict)  # where its MLA draft class differs
     targets_without_capture: tuple[str, ...] = ()  # target model types that cannot hand over their states
+    targets_keeping_final_id: tuple[str, ...] = ()  # a list that ends with the number of layers is taken as written
+    targets_shifting_default: tuple[str, ...] = ()  # its default layers are shifted as a list would be
     architecture_prefix: str = ""  # put before an architecture that neither begins nor ends with it
     other_architectures: tuple[str, ...] = ()  # draft classes that it has and these rules do not judge
     mla_states_from_lists: bool = False  # its MLA class sizes fc by the lists of ids, not by num_aux_hidden_states

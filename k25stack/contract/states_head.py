@@ -8,7 +8,9 @@ distorted without any error (speculators PR #313: 25 % of acceptance instead of 
 
 A near-tie: both tokens lie within ``STEPS`` bf16 steps of the leading logit.  bf16 keeps 8 bits of mantissa, so a step
 at logit x is |x| / 256; batch shape moved leading logits by up to 0.26 at about 17 on SmolLM2, which is 4 steps.
-Rows whose runner-up is that near cannot tell a wrong state (``near_ties`` of the evidence says how many they are).
+States in fp8 have lost more: for them the band also holds four standard deviations of what their rounding does to the
+gap of the two.  Rows whose runner-up is that near cannot tell a wrong state; ``near_ties`` of the evidence says how
+many they are.
 
 Sampled text is held against what the head expects of its own sampling: how often it takes the leading token.
 """
@@ -39,6 +41,7 @@ UNIT_ROWS = 0.95  # share of such rows that makes states post-norm
 AGREE = 0.95  # share of rows whose argmax must be the stored one
 SHORT = 0.05  # by which sampled text may take the leading token more seldom than expected
 SIGMAS = 4  # and what chance may add to that
+ROUNDING = {"float8_e4m3fn": 0.025}  # see `Rows`: three mantissa bits
 NUCLEUS = 1024  # tokens among which top_p is looked for
 HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.embed_tokens.weight",
          "language_model.model.embed_tokens.weight")  # fmt: skip
@@ -56,6 +59,7 @@ class Rows:
     after: Tensor
     greedy: Tensor  # [N] the next token, where the text is recorded as the head's choice
     following: Tensor  # [N] the next token
+    rounding: float  # relative error of a stored value, root mean square; 0 where the head takes them as they are
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,7 @@ def states_rows(directory: Path, texts: Sequence[Text], greedy: bool) -> Rows | 
     from k25stack.states.reader import open_states
 
     states = open_states(directory)
+    rounding = ROUNDING.get(states.meta.dtype, 0.0)
     refs = {(ref.shard, ref.begin): ref for ref in states.refs()}
     total = sum(map(sum, (text.supervised for text in texts)))
     every = max(1, -(-total // ROWS))
@@ -200,7 +205,10 @@ def states_rows(directory: Path, texts: Sequence[Text], greedy: bool) -> Rows | 
         columns = (stored[places + 1], stored[places], stored[places + 2])
         asked = following if own else torch.full_like(places, -1)
         parts.append((document.last[places].clone(), *columns, asked, following))
-    return Rows(*(torch.cat(column) for column in zip(*parts, strict=True))) if parts else None
+    if not parts:
+        return None
+    last, argmax, before, after, asked, following = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Rows(last, argmax, before, after, asked, following, rounding)
 
 
 def head_of(target: Path) -> Head:
@@ -231,14 +239,15 @@ def unit_share(rows: Tensor, norm: Tensor) -> float:
     return float(((squares.sqrt() - 1).abs() <= UNIT).float().mean())
 
 
-def over_logits(rows: Rows, head: Head, reading: str, take: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """``take`` of the logits [n, V] of some rows at a time (formed in the head's type), one below the other."""
+def over_logits(rows: Rows, head: Head, reading: str, take: Callable[[Tensor, Tensor, slice], Tensor]) -> Tensor:
+    """``take`` of states [n, H] and logits [n, V] of some rows at a time, one below the other."""
     import torch
 
     found = []
     for begin in range(0, len(rows.last), 512):
         part = slice(begin, begin + 512)
-        found.append(take((head.states(rows.last[part], reading) @ head.weight.t()).float(), part))
+        states = head.states(rows.last[part], reading)
+        found.append(take(states, (states @ head.weight.t()).float(), part))  # logits in the head's type
     return torch.cat(found)
 
 
@@ -246,15 +255,23 @@ def look(rows: Rows, head: Head, reading: str) -> Seen:
     """Compare the head's choices with what is stored, under one reading of ``last``."""
     import torch
 
-    def take(logits: Tensor, part: slice) -> Tensor:
-        (best, second), index = logits.topk(2).values.t(), logits.argmax(-1)
-        band = STEPS * best.abs() / 256
-        columns = [index == rows.argmax[part]]
-        for ids in (rows.argmax[part], rows.greedy[part]):
-            gap = best - logits.gather(1, ids.clamp_min(0)[:, None]).squeeze(1)
-            columns.append((gap > band) & (ids >= 0))
-        columns += [best - second <= band, index == rows.before[part], index == rows.after[part]]
-        return torch.stack(columns, 1)
+    def take(states: Tensor, logits: Tensor, part: slice) -> Tensor:
+        (best, _), (index, second) = (one.t() for one in logits.topk(2))
+
+        def apart(ids: Tensor) -> Tensor:
+            """Whether these tokens' logits lie beyond a near-tie."""
+            other = ids.clamp_min(0)
+            band = STEPS * best.abs() / 256
+            if rows.rounding:
+                change = states.float() * (head.weight[index] - head.weight[other]).float()
+                band = band + SIGMAS * rows.rounding * change.norm(dim=-1)
+            far: Tensor = best - logits.gather(1, other[:, None]).squeeze(1) > band
+            return far & (ids >= 0)
+
+        first = logits.argmax(-1)  # the lowest of equal ones
+        stored, before, after = rows.argmax[part], rows.before[part], rows.after[part]
+        columns = [first == stored, apart(stored), apart(rows.greedy[part]), ~apart(second)]
+        return torch.stack([*columns, first == before, first == after], 1)
 
     agree, beyond, next_beyond, ties, before, after = over_logits(rows, head, reading, take).sum(0).tolist()
     count, compared = len(rows.last), int((rows.greedy >= 0).sum())
@@ -268,7 +285,7 @@ def sampling(rows: Rows, head: Head, reading: str, decode: Mapping[str, Any]) ->
 
     heat, top_p = float(decode.get("temperature") or 1.0), float(decode.get("top_p") or 1.0)
 
-    def take(logits: Tensor, part: slice) -> Tensor:
+    def take(states: Tensor, logits: Tensor, part: slice) -> Tensor:
         chances = (logits / heat).softmax(-1).topk(min(NUCLEUS, logits.shape[-1])).values
         kept = chances * (chances.cumsum(-1) - chances < top_p)  # the nucleus, at least one token
         lead = chances[:, 0] / kept.sum(-1).clamp_min(top_p)

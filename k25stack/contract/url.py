@@ -12,10 +12,10 @@ from typing import Any
 
 from k25stack.contract import diagnosis, logs, outputs
 from k25stack.contract.draft import check_draft
-from k25stack.contract.facts import Question
+from k25stack.contract.facts import Question, attempt
 from k25stack.contract.finding import Check, Result, Verdict
-from k25stack.contract.probe import Ask, Probe, probe, prompts_for, require_url, served_k
-from k25stack.draft.provenance import PROVENANCE
+from k25stack.contract.probe import UNCOUNTED, Ask, Probe, probe, prompts_for, require_url, scrubbed, served_k
+from k25stack.draft.provenance import CONFIG, PROVENANCE
 from k25stack.draft.target import TargetFacts, read_object
 from k25stack.engines.info import clean_text
 from k25stack.errors import HostError, UsageError
@@ -23,6 +23,8 @@ from k25stack.speculation import RoundCounts, bootstrap_by_prompt
 from k25stack.speculation.verdicts import ENOUGH_ROUNDS, NOTHING, gap_ratio
 
 GROUP = "server"
+FAILING = 0.1  # share of failed requests that makes a server fail
+CUT = 0.1  # share of rounds that the ends of responses may cut: those left out accepted more than the others
 SEED = 20260101  # of the interval: one probe prints one interval
 
 
@@ -45,13 +47,15 @@ class UrlQuestion:
 def check_url(url: str, question: UrlQuestion | None = None) -> Result:
     """Judge a running server.
 
-    Raises HostError when nobody answers there, UsageError for an address, samples or target that are none.
+    Raises HostError when nobody answers there, UsageError for an address, samples, draft, log or target that are none.
     """
     asked = question or UrlQuestion()
+    require_paths(asked)
     ask = Ask(asked.samples, asked.target, asked.max_tokens, asked.rounds, asked.seconds)
-    prompts, shown = prompts_for(ask), clean_text(require_url(url))
+    base = require_url(url)
+    prompts, shown = prompts_for(ask), clean_text(base)
     try:
-        found = probe(url, ask, prompts)
+        found = probe(base, ask, prompts)
     except UsageError as error:
         return Result(shown, "url", (Check("U1", GROUP, Verdict.FAIL, str(error), {}, error.remedy),))
     checks = list(answers(found))
@@ -65,8 +69,16 @@ def check_url(url: str, question: UrlQuestion | None = None) -> Result:
         checks += outputs.lossless(found, asked.baseline, asked.target, ask, prompts)
         checks += log or []
     if asked.kinds:
-        checks += requests(url)
+        checks += requests(base)
     return Result(shown, "url", tuple(checks))
+
+
+def require_paths(asked: UrlQuestion) -> None:
+    """Raise UsageError for a path that is not there, before minutes are spent on a server."""
+    given = {"--draft": asked.draft, "--target": asked.target, "--log": asked.log}
+    for option, path in given.items():
+        if path is not None and not path.exists():
+            raise UsageError("no such file or directory", where=f"{option} {path}", remedy="give one that is here")
 
 
 def requests(url: str) -> Iterator[Check]:
@@ -79,10 +91,10 @@ def requests(url: str) -> Iterator[Check]:
     try:
         for one in run_kinds(url):
             evidence = {"kind": one.kind, "outcome": one.outcome, "seconds": one.seconds}
-            message = f"{one.kind}: {one.outcome}: {one.detail}"
+            message = scrubbed(f"{one.kind}: {one.outcome}: {one.detail}")
             yield Check("U10", "requests", verdicts[one.outcome], message, evidence, fixes.get(one.outcome, ""))
     except HostError as error:
-        message = f"no more answer during the request kinds: {error}"
+        message = scrubbed(f"no more answer during the request kinds: {error}")
         yield Check("U10", "requests", Verdict.FAIL, message, {}, "see the server's log")
 
 
@@ -104,15 +116,21 @@ def rows(found: Probe) -> int | None:
 def answers(found: Probe) -> Iterator[Check]:
     """U1: an engine that is known, and requests that end."""
     told = {"engine": found.engine, "version": found.facts.version, "model": found.model, "info": dict(found.facts.raw)}
-    evidence = {**told, "requests": len(found.answers), "errors": list(found.errors[:3])}
+    evidence = {**told, "requests": len(found.answers), "errors": list(found.errors[:3]), "models": found.models}
+    asked = len(found.errors) + len(found.answers)
     if not found.answers:
         yield Check("U1", GROUP, Verdict.FAIL, "no request was answered", evidence, "see the server's log")
+    elif found.silent >= UNCOUNTED:
+        message = f"it stopped answering: the last {found.silent} of {asked} requests failed"
+        yield Check("U1", GROUP, Verdict.FAIL, message, evidence, "see the server's log")
     elif found.errors:
-        message = f"{len(found.errors)} of {len(found.errors) + len(found.answers)} requests failed"
-        yield Check("U1", GROUP, Verdict.WARN, message, evidence, "see the server's log")
+        verdict = Verdict.FAIL if len(found.errors) > FAILING * asked else Verdict.WARN
+        message = f"{len(found.errors)} of {asked} requests failed"
+        yield Check("U1", GROUP, verdict, message, evidence, "see the server's log")
     else:
         version = f" {found.facts.version}" if found.facts.version else ""
-        yield Check("U1", GROUP, Verdict.PASS, f"{found.engine}{version} answers", evidence)
+        which = f" ({found.model}, the first of its {found.models} models, was asked)" if found.models > 1 else ""
+        yield Check("U1", GROUP, Verdict.PASS, f"{found.engine}{version} answers{which}", evidence)
 
 
 def accepted(found: Probe, record: Mapping[str, Any], asked: UrlQuestion) -> Iterator[Check]:
@@ -153,6 +171,10 @@ def accepted(found: Probe, record: Mapping[str, Any], asked: UrlQuestion) -> Ite
         "decode": found.decode,
     }
     shown = f"accept length {length:.3f} [{low:.3f}, {high:.3f}] over {total.verify_calls:,} rounds"
+    if total.cut > CUT * (total.cut + total.verify_calls):
+        message = f"{shown}, and {total.cut} cut ones left out: the answers are too short to tell"
+        yield Check("U3", GROUP, Verdict.UNKNOWN, message, evidence, "ask for longer answers")
+        return
     if length <= NOTHING:
         enough = total.verify_calls >= 40  # nothing at all is seen early
         verdict = Verdict.FAIL if enough else Verdict.UNKNOWN
@@ -171,7 +193,13 @@ def gap(found: Probe, total: RoundCounts, record: Mapping[str, Any]) -> Iterator
     value = predicted.get("accept_length") if isinstance(predicted, Mapping) else None
     if not isinstance(value, int | float):
         return
-    k = record.get("k")
+    k, mode = record.get("k"), record.get("decode")
+    if found.recorded and isinstance(mode, Mapping) and mode and dict(mode) != found.mode:
+        names = sorted(name for name in {*mode, *found.mode} if mode.get(name) != found.mode.get(name))
+        message = f"predicted for another decode mode than that of --samples ({', '.join(names)}): not comparable"
+        modes = {"predicted": dict(mode), "samples": found.mode}
+        yield Check("U4", GROUP, Verdict.UNKNOWN, message, modes, "give the samples of the prediction")
+        return
     if k != served_k(total):
         message = f"predicted for k={k}, served with k={served_k(total)}: not comparable"
         yield Check("U4", GROUP, Verdict.UNKNOWN, message, {}, f"serve with k={k}, or score the draft with that k")
@@ -194,6 +222,23 @@ def gap(found: Probe, total: RoundCounts, record: Mapping[str, Any]) -> Iterator
     yield Check("U4", GROUP, verdict, message, evidence, fix)
 
 
+def target_of(found: Probe, asked: UrlQuestion) -> TargetFacts | None:
+    """The target that was given, else the one that the server names where that directory lies here."""
+    if asked.target is not None:
+        return TargetFacts.read(asked.target)
+    if found.root is None or not Path(found.root).is_absolute() or not (Path(found.root) / CONFIG).is_file():
+        return None
+    root = Path(found.root)
+    target: TargetFacts | None = attempt(lambda: TargetFacts.read(root), None)[0]
+    return target
+
+
+def served_instead(found: Probe, draft: Path) -> Path | None:
+    """The draft that the server names, where that lies here and is another one."""
+    named = Path(found.facts.draft or "")
+    return named if named.is_absolute() and named.is_dir() and not named.samefile(draft) else None
+
+
 def explained(found: Probe, acceptance: list[Check], asked: UrlQuestion, log: list[Check] | None) -> Iterator[Check]:
     """U5: the traps, for a server that speculates."""
     total = found.total()
@@ -202,10 +247,15 @@ def explained(found: Probe, acceptance: list[Check], asked: UrlQuestion, log: li
     draft = None
     if asked.draft is not None:
         version = f"@{found.facts.version.partition('+')[0]}" if found.facts.version else ""
-        target = TargetFacts.read(asked.target) if asked.target else None
         try:
+            target = target_of(found, asked)
             draft = check_draft(asked.draft, [found.engine + version], Question(layers=asked.layers, target=target))
         except (UsageError, HostError) as error:
             yield Check("U5", GROUP, Verdict.UNKNOWN, f"the draft could not be looked at: {error}", {}, error.remedy)
+        if (other := served_instead(found, asked.draft)) is not None:
+            message = f"the server serves another draft than --draft: {other}"
+            yield Check("U5", GROUP, Verdict.WARN, message, {}, "give the draft that it serves")
     wrong = any(check.verdict is Verdict.FAIL for check in acceptance)
+    if wrong:
+        yield from diagnosis.beside(draft)
     yield from diagnosis.judge(diagnosis.tree(found.facts, found.engine, draft, log), wrong)

@@ -11,7 +11,7 @@ from typing import Any
 
 from k25stack.engines.scan import Given, Scan
 
-# Meaning -> the option's names, the first one that a version knows counts.
+# Meaning -> the option's names, old ones last: of those that a line gives, the first one counts.
 SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang": {
         "model": ("--model-path",),
@@ -22,6 +22,8 @@ SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
         "api_key": ("--api-key",),
         "admin_key": ("--admin-api-key",),
         "tensor_parallel": ("--tp-size",),
+        "pipeline_parallel": ("--pp-size",),
+        "data_parallel": ("--dp-size",),
         "context": ("--context-length",),
         "max_running": ("--max-running-requests",),
         "load_format": ("--load-format",),
@@ -38,6 +40,7 @@ SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
         "states": ("--enable-return-hidden-states",),
         "aux_states": ("--enable-return-aux-hidden-states",),
         "graph_batch": ("--cuda-graph-max-bs-decode", "--cuda-graph-max-bs"),
+        "graph_batches": ("--cuda-graph-bs-decode", "--cuda-graph-bs"),
         "graph_off": ("--cuda-graph-backend-decode", "--disable-cuda-graph"),
         "memory_share": ("--mem-fraction-static",),
         "max_tokens": ("--max-total-tokens",),
@@ -65,6 +68,8 @@ SPELLED: dict[str, dict[str, tuple[str, ...]]] = {
         "port": ("--port",),
         "api_key": ("--api-key",),
         "tensor_parallel": ("--tensor-parallel-size",),
+        "pipeline_parallel": ("--pipeline-parallel-size",),
+        "data_parallel": ("--data-parallel-size",),
         "context": ("--max-model-len",),
         "max_running": ("--max-num-seqs",),
         "load_format": ("--load-format",),
@@ -153,8 +158,7 @@ def launch_facts(line: Scan, env: Mapping[str, str] | None = None) -> LaunchFact
 
 
 def _given(line: Scan, names: tuple[str, ...]) -> Given | None:
-    name = next((name for name in names if name in line.known.options), None)
-    return line.last(name) if name else None
+    return next((given for name in names if (given := line.last(name)) is not None), None)
 
 
 def _meant(meaning: str, given: Given) -> Any:

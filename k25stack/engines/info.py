@@ -27,18 +27,20 @@ SECRET_KEYS = re.compile("api|access|private|secret|license|encryption|ssh|signi
 SECRET_TOKENS = re.compile("hf|hub|access|auth|api|bearer|refresh|session")  # of the plural: others are counts
 PLAIN_TOKENS = re.compile("eos|bos|pad|unk|sep|cls|mask|image|video|audio|start|end|stop|special|per")  # of a tokenizer
 PARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[-_. ]+")
-VALUE = r"""(?:(?:Basic|Bearer|Digest)\s+[^\s"']+|\\*"[^"\\]*\\*"|\\*'[^'\\]*\\*'|[^\s,;&"')}\]]+)"""
-# name=value, "name": "value", Name: value; and --name value.
-ASSIGNED = re.compile(
-    rf"""(?P<name>[A-Za-z][\w.-]*)(?P<between>\\*["']?\s*[=:]\s*(?!//))(?P<value>{VALUE})""", re.IGNORECASE
+VALUE = re.compile(
+    r"""(?:Basic|Bearer|Digest)\s+[^\s"']+|\\*+"[^"\\]*+\\*+"|\\*+'[^'\\]*+\\*+'|[^\s,;&"')}\]]+""", re.I
 )
-OPTION = re.compile(rf"""(?P<name>--[A-Za-z][\w-]*)(?P<between>\s+)(?P<value>(?!--){VALUE})""", re.IGNORECASE)
-USER = re.compile(r"(?P<option>(?<!\S)(?:-u|--user|--proxy-user)[\s=]+)\S+:\S+")
-URL_LOGIN = re.compile(r"""(\w[\w+.-]*://)[^/\s?#"',]+@""")
+# name=value, "name": "value", Name: value; and --name value.  No pattern may take more than linear time.
+NAME = r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z][\w.-]*+)"
+ASSIGNED = re.compile(rf"""{NAME}\\*+["']?\s*+[=:]\s*+(?!//)""")
+OPTION = re.compile(r"(?<!\S)(?P<name>--[A-Za-z][\w-]*+)\s++(?!--)")
+USER = re.compile(r"((?<!\S)(?:-u|--user|--proxy-user)[\s=]++)[^\s:]++:\S++")
+URL_LOGIN = re.compile(r"""((?<![\w+.-])\w[\w+.-]*+://)[^/\s?#"',]+@""")
 KNOWN = re.compile(
     r"""(?i:\bbearer\s+[^\s"']+)|\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9-]{8,}|sk_(?:live|test)_\w{8,}|gh[pousr]_\w{16,}"""
     r"""|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{8,}|nvapi-[\w-]{8,}"""
-    r"""|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+)|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*KEY-----|\Z)"""
+    r"""|eyJ\w{8,400}\.[\w-]{1,4000}\.[\w-]+)"""
+    r"""|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]{0,30}KEY-----|\Z)"""
 )
 
 
@@ -47,6 +49,7 @@ class ServerFacts:
     """The part that decides about speculation; None where the server does not say."""
 
     version: str | None = None
+    model: str | None = None  # path or name of the target
     algorithm: str | None = None
     draft: str | None = None
     steps: int | None = None
@@ -75,6 +78,7 @@ def facts_of(engine: str, info: Mapping[str, Any]) -> ServerFacts:
 
     return ServerFacts(
         version=version,
+        model=text("model_path"),
         algorithm=text("speculative_algorithm"),
         draft=text("speculative_draft_model_path"),
         steps=whole("speculative_num_steps"),
@@ -130,11 +134,17 @@ def secret_name(name: str) -> bool:
 
 def clean_text(text: str) -> str:
     """A text without secrets: assigned values, options, logins and the shapes of known keys."""
+    text = USER.sub(rf"\1{HIDDEN}", URL_LOGIN.sub(rf"\1{HIDDEN}@", text))
+    return KNOWN.sub(HIDDEN, hidden(OPTION, hidden(ASSIGNED, text)))
 
-    def hide(found: re.Match[str]) -> str:
-        value = HIDDEN if secret_name(found["name"]) else ASSIGNED.sub(hide, found["value"])
-        return f"{found['name']}{found['between']}{value}"
 
-    text = URL_LOGIN.sub(rf"\1{HIDDEN}@", text)
-    text = OPTION.sub(hide, ASSIGNED.sub(hide, USER.sub(rf"\g<option>{HIDDEN}", text)))
-    return KNOWN.sub(HIDDEN, text)
+def hidden(pattern: re.Pattern[str], text: str) -> str:
+    """The text without the values that follow what ``pattern`` finds under a secret name."""
+    pieces, done = [], 0
+    for found in pattern.finditer(text):
+        if found.start() < done or not secret_name(found["name"]):
+            continue
+        if value := VALUE.match(text, found.end()):
+            pieces += [text[done : found.end()], HIDDEN]
+            done = value.end()
+    return "".join([*pieces, text[done:]])

@@ -45,6 +45,7 @@ class MemoryPlan:
     weights: int
     draft: DraftCost
     fraction: float  # of the card, for weights and cache
+    lowered_from: float | None  # SGLang's default before it makes room for images; None where nothing was lowered
     reserve: int  # the rest of the card: graphs, activations, buffers
     target_token: int  # cache of one token
     target_layers: int
@@ -112,7 +113,8 @@ def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int
     target_token = by.cache(kv_bytes_per_token(shape, by.attention, kv_width(argv.get("kv-cache-dtype"))))
     draft = draft_cost(stack, profile.model_copy(update={"tensor_parallel": by.attention}), draft_width(profile, argv))
     graphs = reserve_parts(argv, by, card, shape.mla is not None)
-    fraction = static_fraction(profile, argv, card, sum(graphs.values()), stack.target.family)
+    share = image_share(profile, argv, stack.target.family)
+    fraction = static_fraction(profile, argv, card, sum(graphs.values())) * share
     given = fixed_cache(profile, argv)
     budget = max(0, round(card * fraction) - weights - draft.loaded) if given is None else given
     counted = target_token + (target_token // shape.layers if draft.token else 0)  # as SGLang counts an EAGLE draft
@@ -131,6 +133,7 @@ def plan_memory(stack: Stack, profile: Profile, *, files: int = 64, loaders: int
         weights=weights,
         draft=draft,
         fraction=fraction,
+        lowered_from=None if share == 1 else round(fraction / share, 3),
         reserve=card - round(card * fraction),
         target_token=target_token,
         target_layers=shape.layers,
@@ -194,7 +197,7 @@ def usual(card: int, tensor_parallel: int) -> tuple[int, int]:
     return chunk, small if few else large
 
 
-def static_fraction(profile: Profile, argv: dict[str, Any], card: int, reserve: int, family: str) -> float:
+def static_fraction(profile: Profile, argv: dict[str, Any], card: int, reserve: int) -> float:
     """The share of a card for weights and cache: as given, else the engine's default."""
     if profile.engine == "vllm":
         return float(argv.get("gpu-memory-utilization", UTILIZATION))
@@ -203,17 +206,16 @@ def static_fraction(profile: Profile, argv: dict[str, Any], card: int, reserve: 
         return float(given)
     if card > 60 * GIB:
         reserve = max(reserve, 10 * GIB)
-    text_only = any(argv.get(name) is True for name in ("language-only", "language-model-only"))
-    share = 1.0 if text_only or profile.engine != "sglang" else image_share(family)
-    return round(1 - reserve / card, 3) * share if card else 0.0
+    return round(1 - reserve / card, 3) if card else 0.0
 
 
-def image_share(family: str) -> float:
+def image_share(profile: Profile, argv: dict[str, Any], family: str) -> float:
     """SGLang takes its default times this for a target that sees: less, the larger the image tower.
 
     (sglang 0.5.16 to 0.5.23, ``adjust_mem_fraction_for_vlm``; not where ``mem-fraction-static`` is given.)
     """
-    if family not in TOWERS:
+    text_only = any(argv.get(name) is True for name in ("language-only", "language-model-only"))
+    if profile.engine != "sglang" or family not in TOWERS or text_only or "mem-fraction-static" in argv:
         return 1.0
     layers, width = TOWERS[family]
     complexity = layers * width**2 / (24 * 1024**2)

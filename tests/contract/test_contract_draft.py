@@ -295,7 +295,9 @@ def test_the_switches_of_an_mla_draft_are_its_own_classes(mla: tuple[Path, Case]
     assert failed("C2") == sglang  # five states by the top-level list, while the nested one decides what is captured
     edit_config(directory, **{key: [2, 30, 58]}, draft_vocab_size=...)
     assert failed("C3") == sglang  # its own head would be replaced
-    edit_config(directory, vocab_size=16)
+    edit_config(directory, target_hidden_size=None)
+    assert failed("C6") == set(MLA_ENGINES[3:])
+    edit_config(directory, target_hidden_size=24, vocab_size=16)
     tensors = tensors_of(directory)
     for name in ("lm_head.weight", "d2t", "t2d"):
         del tensors[name]

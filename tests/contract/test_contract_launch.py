@@ -124,7 +124,8 @@ def test_containers() -> None:
 def test_remote_code_and_the_version() -> None:
     hub = "sglang serve a/b --trust-remote-code "
     assert wrong(hub) == [("L40", "warn")]
-    assert wrong(hub + "--revision 0123abc") == []
+    assert wrong(hub + "--revision 0123abc") == [("L40", "warn")]  # the hub takes a commit whole or not at all
+    assert wrong(hub + f"--revision {'0123abcd' * 5}") == []
     assert wrong("sglang serve --model-path /m", "sglang@0.5.9") == [("L43", "fail")]
     assert wrong("sglang serve /m", "sglang@0.5.21") == [("L0", "warn")]
 

@@ -23,6 +23,7 @@ def config(**keys: object) -> str:
     return shlex.quote(json.dumps(keys))
 
 
+RUN = "docker run -p 127.0.0.1:8000:8000"
 CHAIN = config(method="eagle3", model="/d", num_speculative_tokens=3)
 
 
@@ -113,6 +114,37 @@ def wrong(line: str, engine: str, gpu: str = "") -> list[str]:
         (NEXTN + "--attention-backend trtllm_mla", SGLANG, []),
         (EAGLE3.replace("k2.5-eagle3", "k2.5-eagle3-mla") + "--attention-backend flashmla", SGLANG, []),
         (EAGLE3 + "--attention-backend fa3", SGLANG, []),
+        # Numbers that cannot be, and batches without a graph.
+        (PATH + "--mem-fraction-static 90", SGLANG, ["L3 fail"]),
+        (PATH + "--mem-fraction-static 0.9 --pp-size 2", SGLANG, []),
+        (PATH + "--tp-size 0", SGLANG, ["L3 fail"]),
+        (SERVE + "--gpu-memory-utilization 1.2", VLLM, ["L3 fail"]),
+        (PATH + "--max-running-requests 64 --cuda-graph-max-bs-decode 32", SGLANG, ["L22 warn"]),
+        (PATH + "--max-running-requests 64 --cuda-graph-bs-decode 1 2 64", SGLANG, []),
+        (PATH + "--max-running-requests 64 --cuda-graph-bs-decode 1 2", SGLANG, ["L22 warn"]),
+        (PATH + "--max-running-requests 64 --cuda-graph-max-bs-decode 32 --cuda-graph-backend-decode disabled",
+         SGLANG, []),
+        (PATH + "--max-running-requests 64 --cuda-graph-max-bs-decode 32 --disable-cuda-graph", SGLANG, ["L4 warn"]),
+        (PATH + "--max-running-requests 64 --cuda-graph-max-bs 32", "sglang@0.5.16", ["L4 warn", "L22 warn"]),
+        # Code of a hub repository: a branch or a tag is no pin.
+        ("sglang serve a/b --trust-remote-code", SGLANG, ["L40 warn"]),
+        ("sglang serve a/b --trust-remote-code --revision main", SGLANG, ["L40 warn"]),
+        (f"sglang serve a/b --trust-remote-code --revision {'4d01dfe0' * 5}", SGLANG, []),
+        (PATH + "--trust-remote-code", SGLANG, []),
+        # Doors and containers.
+        (PATH + "--host 0.0.0.0", SGLANG, ["L41 fail"]),
+        (PATH + "--host ::", SGLANG, ["L41 fail"]),
+        (PATH + "--host ::1", SGLANG, []),
+        (PATH + "--host 0.0.0.0 --api-key k --admin-api-key a", SGLANG, ["L42 warn"]),
+        ("VLLM_API_KEY=k vllm serve /m", VLLM, []),
+        ("vllm serve /m", VLLM, ["L41 fail"]),
+        (f"{RUN} --ipc=host vllm/vllm-openai@sha256:0 /m -tp 8", VLLM, []),
+        (f"{RUN} --ipc=host vllm/vllm-openai@sha256:0 serve /m -tp 8", VLLM, ["L44 fail"]),
+        (f"{RUN} --ipc=host vllm/vllm-openai:latest /m -tp 8", VLLM, ["L46 warn"]),
+        *[(f"{RUN} vllm/vllm-openai@sha256:0 /m {ranks}", VLLM, ["L45 fail"]) for ranks in ("-tp 8", "-pp 2", "-dp 2")],
+        (f"{RUN} --shm-size 32g vllm/vllm-openai@sha256:0 /m -tp 8", VLLM, []),
+        (f"{RUN} vllm/vllm-openai@sha256:0 /m", VLLM, []),
+        (f"{RUN} lmsysorg/sglang@sha256:0 --model-path /m", SGLANG, ["L44 fail"]),
         # States.
         (PATH + "--enable-return-hidden-states", "sglang@0.5.16", ["L30 fail", "L31 warn"]),
         (PATH + "--enable-return-aux-hidden-states --disable-radix-cache", "sglang@0.5.23", ["L9 fail"]),
@@ -130,7 +162,11 @@ def test_a_rule_fires_where_it_should_and_only_there(line: str, engine: str, exp
     [
         ("--attention-backend trtllm_mla", "sm120", ["L20 fail"]),
         ("--attention-backend trtllm_mla", "sm100", []),
+        ("--attention-backend trtllm_mla", "sm103", []),
+        ("--attention-backend trtllm_mla", "sm121", ["L20 fail"]),
         ("--attention-backend trtllm_mla", "", []),
+        ("--attention-backend trtllm_mha", "sm120", ["L20 fail"]),
+        ("--decode-attention-backend trtllm_mha", "sm120", []),
         ("--prefill-attention-backend fa3", "sm120", ["L20 fail"]),
         ("--attention-backend fa3", "sm90", []),
         ("--attention-backend flashmla", "sm120", ["L20 fail"]),
@@ -155,3 +191,8 @@ def test_what_a_drafts_own_config_says_counts_before_its_name(tmp_path: Path) ->
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}), encoding="utf-8")
         assert wrong(line + "--speculative-algorithm EAGLE", SGLANG) == plain
         assert wrong(line + "--speculative-algorithm EAGLE3", SGLANG) == third
+
+
+def test_a_key_in_a_file_is_not_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text("api-key: k\nadmin-api-key: a\nhost: 0.0.0.0\n", encoding="utf-8")
+    assert wrong(PATH + f"--config {tmp_path / 'keys.yaml'}", SGLANG) == []

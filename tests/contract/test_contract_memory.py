@@ -68,7 +68,7 @@ def test_the_big_machine_and_its_host() -> None:
 
 
 def test_plan_prints_a_table_and_json() -> None:
-    done = run("plan", "--memory", BIG, "-p", "sglang-nccl")
+    done = run("plan", "--memory", BIG, "-p", "vllm-baseline")
     assert done.exit_code == 0
     assert "routed experts" in done.stdout
     assert "70,272 bytes a token" in done.stdout
@@ -99,3 +99,24 @@ def test_import_reads_a_script_and_stdin(tmp_path: Path) -> None:
     assert "max_running: 16" in run("import", str(script)).stdout
     done = CliRunner().invoke(app, ["import", "-"], input=script.read_text(), catch_exceptions=False)
     assert "NCCL_PROTO: LL" in done.stdout
+
+
+def test_the_engines_lowered_share_is_named_with_its_way_out() -> None:
+    stack = load_stack(BIG)
+    bare = stack.profile("sglang-nccl")
+    argv = {key: value for key, value in bare.argv.items() if key != "mem-fraction-static"}
+    profiles = {**stack.serving.profiles, "sglang-nccl": bare.model_copy(update={"argv": argv})}
+    serving = stack.serving.model_copy(update={"profiles": profiles})
+    found = {
+        check.id: check
+        for check in check_memory(stack.model_copy(update={"serving": serving}), "sglang-nccl")[1].checks
+    }
+    assert found["M3"].verdict.value == "fail"
+    assert found["M3"].fix.startswith("mem-fraction-static: 0.84")
+    assert "image tower" in str(found["M3"].evidence["share"])
+
+
+def test_requests_are_shared_between_ranks_and_what_is_not_counted_is_said(tmp_path: Path) -> None:
+    ranks = changed(tmp_path, "max-total-tokens: 131072", "max-total-tokens: 131072\n        cpu-offload-gb: 4")
+    assert verdicts(ranks, "random")["M5"] == "unknown"
+    assert "M5" not in verdicts(load_stack(SLICE), "random")

@@ -135,6 +135,25 @@ def test_whole_projections_are_loaded_as_they_are(tmp_path: Path) -> None:
     assert passing(directory, "C2") == set()
 
 
+def test_an_embedding_of_another_shape_is_found(tmp_path: Path) -> None:
+    directory = write_case(tmp_path / "draft", CASE)
+    tensors = tensors_of(directory)
+    for rows, engines in ((64, set(ALL_ENGINES)), (63, set())):
+        put_tensors(directory, {**tensors, "embed_tokens.weight": torch.zeros(rows, 24, dtype=torch.bfloat16)})
+        assert passing(directory, "C2") == engines
+
+
+def test_a_full_vocabularys_map_moves_no_id(tmp_path: Path) -> None:
+    directory = write_case(tmp_path / "draft", llama_case(draft_vocab=64))
+    tensors = tensors_of(directory)
+    still, moved = torch.zeros(64, dtype=torch.int64), torch.ones(64, dtype=torch.int64)
+    for d2t, engines in ((still, SGLANG), (moved, set()), (still[1:].clone(), set())):
+        put_tensors(directory, {**tensors, "d2t": d2t})
+        told = check_draft(directory, ALL_ENGINES, QUESTION)
+        failed = {check.group for check in told.checks if check.id == "C4" and check.verdict is Verdict.FAIL}
+        assert {engine for engine in ALL_ENGINES if not any(group.startswith(engine) for group in failed)} == engines
+
+
 def test_tables_of_rope_are_passed_over(tmp_path: Path) -> None:
     """Older trainers save them; every engine computes its own."""
     directory = write_case(tmp_path / "draft", CASE)
@@ -275,6 +294,27 @@ def test_models_built_on_deepseeks_class_shift_as_it_does(tmp_path: Path, model_
     directory = write_case(tmp_path / "draft", Case(CASE.spec, target, [2, 30, 58]))
     told = check_draft(directory, ["sglang@0.5.20"], Question(target=target))
     assert [check.evidence["captured"] for check in told.checks if check.id == "C5"] == [[2, 30, 58]]
+
+
+ODD_TARGETS: list[tuple[str, list[int] | None, str, list[int]]] = [
+    ("gpt_oss", [2, 7, 14], "sglang@0.5.20", [2, 7, 14]),  # a list that ends with the number of layers is kept
+    ("gpt_oss", [1, 6, 10], "sglang@0.5.20", [2, 7, 11]),
+    ("gpt_oss", [2, 7, 14], "sglang@0.5.16", [3, 8, 15]),
+    ("minimax_m3_vl", None, "sglang@0.5.23", [3, 8, 12]),  # its default is shifted too
+    ("llama", None, "sglang@0.5.23", [2, 7, 11]),
+]
+
+
+@pytest.mark.parametrize(("model_type", "written", "engine", "captured"), ODD_TARGETS)
+def test_targets_that_count_in_their_own_way(
+    tmp_path: Path, model_type: str, written: list[int] | None, engine: str, captured: list[int]
+) -> None:
+    directory = write_case(tmp_path / "draft", CASE)
+    edit_config(directory, eagle_config={"eagle_aux_hidden_state_layer_ids": written} if written else {})
+    question = Question(layers=tuple(captured), target=replace(CASE.target, model_type=model_type))
+    told = [check for check in check_draft(directory, [engine], question).checks if check.id == "C5"]
+    assert [check.evidence["captured"] for check in told] == [captured]
+    assert [check.verdict is Verdict.PASS for check in told] == [captured[-1] <= 14]
 
 
 def test_a_target_without_capture_is_told(tmp_path: Path) -> None:

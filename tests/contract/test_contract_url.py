@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from k25stack.contract import diagnosis, logs
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.contract.probe import Answer, Probe
 from k25stack.contract.url import UrlQuestion, accepted, check_url, explained, outputs, requests
-from k25stack.engines.info import HIDDEN, ServerFacts, facts_of, redacted
+from k25stack.engines.info import ServerFacts, facts_of
 from k25stack.errors import HostError
 from k25stack.speculation import RoundCounts
 
@@ -259,6 +260,82 @@ def test_every_trap_of_the_files_is_named(
     assert causes[-1].evidence["T1"].startswith("excluded")
 
 
+def test_the_target_that_a_server_names_is_looked_at(tiny_draft: Path, tiny_target_dir: Path, tmp_path: Path) -> None:
+    """C5 could not be judged beside a server that says where its target lies, and T6 and T7 stayed open."""
+    draft = tmp_path / "draft"
+    shutil.copytree(tiny_draft, draft)
+    (draft / "k25stack.json").write_text(json.dumps({"schema": 1, "canonical_layers": [1, 3, 5]}))  # no family
+    info = {"version": "0.5.16", "speculative_algorithm": "EAGLE3", "model_path": str(tiny_target_dir)}
+    for known, state in ((info, "excluded"), ({**info, "model_path": "/nowhere"}, "not looked at")):
+        facts = facts_of("sglang", known)
+        found = replace(recorded((2000, 0, 0, 0), facts), root=facts.model)
+        asked = UrlQuestion(draft)
+        causes = list(explained(found, list(accepted(found, {}, asked)), asked, None))
+        assert causes[-1].evidence["T6"].startswith(state), causes[-1].evidence
+        assert causes[-1].evidence["T7"].startswith(state)
+
+
+def test_another_draft_than_the_served_one_is_told(tiny_draft: Path, tmp_path: Path) -> None:
+    asked = UrlQuestion(tiny_draft)
+    for served, count in ((tmp_path, 1), (tiny_draft, 0), (Path("/nowhere"), 0)):
+        found = recorded((900, 600, 300, 200), ServerFacts(version="0.5.20", draft=str(served), raw={"a": 1}))
+        told = [check for check in explained(found, [], asked, None) if "another draft" in check.message]
+        assert len(told) == count
+
+
+def test_what_is_no_trap_is_told_too(tiny_draft: Path, tmp_path: Path) -> None:
+    """A random control contributes nothing, and its record says why; it was told to be none of the traps."""
+    draft = tmp_path / "draft"
+    shutil.copytree(tiny_draft, draft)
+    record = {"schema": 1, "canonical_layers": [1, 3, 5], "target": {"family": "llama"}, "random": True}
+    (draft / "k25stack.json").write_text(json.dumps(record))
+    found, asked = recorded((2000, 0, 0, 0), ServerFacts(version="0.5.20", raw={"a": 1})), UrlQuestion(draft)
+    causes = list(explained(found, list(accepted(found, {}, asked)), asked, None))
+    assert any("a random control" in cause.message for cause in causes)
+    assert not [cause for cause in explained(found, [], asked, None) if "random" in cause.message]  # nothing to explain
+
+
+def test_eagle_is_no_trap_for_a_draft_of_its_kind() -> None:
+    """DeepSeek's own next-token layer is served as EAGLE or NEXTN: nothing is wrong with that."""
+    for algorithm in ("EAGLE", "NEXTN"):
+        facts = ServerFacts(algorithm=algorithm, raw={"a": 1})
+        assert diagnosis.tree(facts, "sglang", None, None)[0].state == "not looked at"
+        named = replace(facts, draft="/models/kimi-k2.5-eagle3")
+        assert diagnosis.tree(named, "sglang", None, None)[0].state == "found"
+
+
+def test_default_layers_that_it_was_trained_on_are_no_trap(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("Using Eagle3 auxiliary layers from model: (2, 3, 4)\n")
+    log = list(logs.check_log(tmp_path / "log"))
+    for verdict, state in ((Verdict.PASS, "excluded"), (Verdict.FAIL, "found")):
+        draft = Result("d", "draft", (Check("C5", "vllm@0.33.0", verdict, "captured layers"),))
+        tree = {branch.id: branch.state for branch in diagnosis.tree(ServerFacts(), "vllm", draft, log)}
+        assert tree["T6"] == state
+
+
+def test_short_answers_whose_last_rounds_are_cut_give_no_accept_length() -> None:
+    """With two tokens an answer every round that accepts something is cut: what is left says 1.00."""
+    counts = RoundCounts(60, 0, 180, (60, 0, 0, 0), 40)
+    answer = Answer("p", "p", (), "a b", None, "length", counts)
+    found = list(accepted(Probe("sglang", "m", ServerFacts(), (answer,)), {}, UrlQuestion()))
+    assert [(check.id, check.verdict) for check in found] == [("U3", Verdict.UNKNOWN)]
+    assert "40 cut ones" in found[0].message
+
+
+def test_a_prediction_of_another_decode_mode_is_not_comparable() -> None:
+    found = replace(recorded((900, 600, 300, 200)), recorded=True, mode={"kind": "greedy", "thinking": False})
+    record = {"k": 3, "predicted": {"accept_length": 2.6}}
+    for mode, verdict in (({**found.mode}, Verdict.WARN), ({**found.mode, "thinking": True}, Verdict.UNKNOWN)):
+        gap = next(one for one in accepted(found, {**record, "decode": mode}, UrlQuestion()) if one.id == "U4")
+        assert gap.verdict is verdict
+    assert "(thinking): not comparable" in gap.message
+
+
+def test_a_config_alone_is_a_target_that_is_not_rescored(plain: str, tiny_target_dir: Path) -> None:
+    result = check_url(plain, UrlQuestion(target=tiny_target_dir / "config.json", max_tokens=16))
+    assert by_id(result, "U1")[0].verdict is Verdict.PASS
+
+
 def test_the_tree_says_what_it_did_not_look_at() -> None:
     branches = diagnosis.tree(ServerFacts(), "sglang", None, None)
     assert [branch.id for branch in branches] == list(diagnosis.TRAPS)
@@ -282,6 +359,7 @@ LOG = """\
 [01] Eagle3 MLA: skipping unexpected weight model.layers.0.up_proj --api-key sk-1234567890
 [2026-01-01 00:00:02] Decode batch, accept len: 1.00, accept rate: 0.25, cuda graph: True
 [2026-01-01 00:00:03] Decode batch, accept len: 1.68, accept rate: 0.42, cuda graph: True
+[2026-01-01 00:00:04] Decode batch, accept len: 0.00, accept rate: 0.00, cuda graph: True
 """
 
 
@@ -299,28 +377,3 @@ def test_log_markers_and_old_rates(tmp_path: Path) -> None:
     assert [check.id for check in logs.check_log(tmp_path / "new", 4)] == ["U8"]
     with pytest.raises(HostError):
         list(logs.check_log(tmp_path / "nowhere"))
-
-
-SECRETS: list[Any] = [
-    {"api_key": "abc"},
-    {"admin_api_key": "abc", "ssl_keyfile": "/k", "hf_token": "hf_abcdefghijkl"},
-    {"launch_command": "python -m sglang.launch_server --api-key abc --port 1"},
-    {"launch_command": "x --admin-api-key='abc d' --port 1"},
-    {"argv": ["--api-key", "abc", "--port", "1"]},
-    {"deep": [{"kv": {"password": "abc"}}]},
-    {"url": "http://user:abc@10.0.0.1/x"},
-    {"header": "Authorization: Bearer abcdef"},
-]
-
-
-@pytest.mark.parametrize("info", SECRETS)
-def test_secrets_are_taken_out(info: dict[str, Any]) -> None:
-    text = json.dumps(redacted(info))
-    assert "abc" not in text
-    assert HIDDEN in text
-
-
-def test_what_is_no_secret_stays() -> None:
-    info = {"max_total_tokens": 5, "speculative_token_map": "m", "tokenizer_path": "t", "port": 1, "api_key": None,
-            "speculative_num_draft_tokens": 4, "launch_command": "x --max-total-tokens 5"}  # fmt: skip
-    assert redacted(info) == info

@@ -28,6 +28,7 @@ vllm:spec_decode_num_draft_tokens_total{{model_name="m"}} {proposed}
 vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {accepted}
 """
 REPLY = {"choices": [{"text": "a b", "token_ids": [1, 2]}], "usage": {"completion_tokens": 13}}
+KEY = "of-no-known-shape"
 OTHERS = 400  # tokens that somebody else's request adds
 
 
@@ -75,7 +76,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.how == "endless":
             self.endless()
         elif self.path == "/v1/models":
-            self.answer('{"data": [{"id": "m"}]}')
+            several = ', {"id": "adapter"}' if self.server.how == "several models" else ""
+            self.answer(f'{{"data": [{{"id": "m"}}{several}]}}')
         elif self.path == "/metrics":
             self.answer(self.server.counters())
         else:
@@ -86,6 +88,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.posts += 1
         if self.server.how == "endless reply":
             self.endless()
+        elif self.server.how == "dies" and self.server.posts > 3:
+            self.close_connection = True
+        elif self.server.how == "echoes":
+            self.answer(f"no such key: {self.headers.get('Authorization')}, api_key={KEY}, {KEY}", 403)
+        elif self.server.how == "half" and self.server.posts % 2:
+            self.answer("oops", 500)
         elif self.server.how == "terminal codes":
             self.answer("bad\n\x1b[2Jworse", 500)
         else:
@@ -172,7 +180,20 @@ def test_a_log_is_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://", "http:///x", "http://[::1", "http://h:99999", "http://h:0", "http://h:x", "ftp://h", "h:1", ""]
+    "url",
+    [
+        "http://",
+        "http:///x",
+        "http://h/?key=a",
+        "http://h/#a",
+        "http://[::1",
+        "http://h:99999",
+        "http://h:0",
+        "http://h:x",
+        "ftp://h",
+        "h:1",
+        "",
+    ],
 )
 def test_what_is_no_address_is_said_before_anything_is_asked(url: str) -> None:
     with pytest.raises(UsageError, match="not an http address"):
@@ -200,3 +221,58 @@ def test_a_login_in_an_address_is_not_kept() -> None:
     with serving("fine") as (_, url):
         result = check_url(url.replace("//", "//me:secret@"), UrlQuestion(rounds=40, seconds=20))
     assert "secret" not in json.dumps(result.as_dict())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@127.0.0.1:9", "http://me:secret@127.0.0.1:9/?a", "http://me:se@cret@["]
+)
+def test_a_login_in_an_address_is_not_told_either(url: str) -> None:
+    """The message of an address where nobody answers held the password."""
+    with pytest.raises((HostError, UsageError)) as caught:
+        check_url(url)
+    assert "cret" not in str(caught.value)
+    with serving("fine") as (_, good):
+        result = check_url(good, UrlQuestion(rounds=40, seconds=20, baseline=url))
+    assert "cret" not in json.dumps(result.as_dict())
+
+
+def test_a_login_and_a_key_are_told_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K25_API_KEY", KEY)
+    with pytest.raises(UsageError, match="unset K25_API_KEY"):
+        check_url("http://me:secret@127.0.0.1:9")
+
+
+def test_a_key_that_a_server_repeats_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K25_API_KEY", KEY)
+    result = judged("echoes")
+    assert result.verdict is Verdict.FAIL
+    assert KEY not in json.dumps(result.as_dict())
+
+
+def test_a_server_that_dies_half_way_fails_and_keeps_what_was_seen() -> None:
+    """It passed with a warning, or ended in one line without the rounds that were seen."""
+    with serving("dies") as (_, url):
+        result = check_url(url, UrlQuestion(rounds=10_000, seconds=20))
+    assert verdict(result, "U1") == [(Verdict.FAIL, "it stopped answering: the last 8 of 11 requests failed")]
+    assert "over 24 rounds" in verdict(result, "U3")[0][1]
+
+
+def test_a_server_that_fails_every_other_request_fails() -> None:
+    assert verdict(judged("half"), "U1")[0][0] is Verdict.FAIL
+
+
+def test_the_first_of_several_models_is_named() -> None:
+    found = verdict(judged("several models"), "U1")[0]
+    assert (found[0], "m, the first of its 2 models" in found[1]) == (Verdict.PASS, True)
+
+
+@pytest.mark.parametrize("tail", ["/", "//", "/v1", "/v1/"])
+def test_the_address_of_the_openai_routes_serves_too(tail: str) -> None:
+    with serving("fine") as (_, url):
+        assert verdict(check_url(url + tail, UrlQuestion(rounds=40, seconds=20)), "U3")[0][0] is Verdict.PASS
+
+
+@pytest.mark.parametrize("name", ["draft", "target", "log"])
+def test_a_path_that_is_not_there_is_told_before_anything_is_asked(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--{name} /nowhere: no such file"):
+        check_url("http://127.0.0.1:9", UrlQuestion(**{name: Path("/nowhere")}))

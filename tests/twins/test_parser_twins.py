@@ -139,7 +139,7 @@ def test_our_reading_agrees_on_mutated_lines(python: str, engine: str, version: 
     assert stricter > 0
 
 
-@pytest.mark.parametrize(("engine", "version"), [*READ, ON_CPU])
+@pytest.mark.parametrize(("engine", "version"), READ)
 def test_our_reading_agrees_on_typed_lines(python: str, engine: str, version: str) -> None:
     """Lines of every odd kind: the same answer, but where we are stricter by name or, in JSON, looser by name."""
     looser = typed.LOOSER if engine == "vllm" else ()
