@@ -89,7 +89,8 @@ async def serve(options: argparse.Namespace, bound: socket.socket) -> None:
         await runner.setup()
         await start(web.SockSite(runner, bound), f"{options.host}:{options.port}")
         host, port = bound.getsockname()[:2]
-        print(f"ready http://{host}:{port} {describe(options, service.name)}", flush=True)
+        shown = f"[{host}]" if ":" in host else host
+        print(f"ready http://{shown}:{port} {describe(options, service.name)}", flush=True)
         await stop.wait()
         service.draining = True
         if not loop.died:

@@ -45,6 +45,13 @@ def test_the_shipped_slice_fits_because_of_its_cap(tmp_path: Path) -> None:
     assert verdicts(open_ended, "baseline")["M1"] == "pass"
 
 
+@pytest.mark.parametrize("path", sorted(STACKS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_profile_fits_its_machine(path: Path) -> None:
+    stack = load_stack(path)
+    found = {name: verdicts(stack, name) for name in stack.serving.profiles}
+    assert [name for name, checks in found.items() if "fail" in checks.values()] == []
+
+
 def test_a_draft_with_fewer_heads_does_not_starve_the_target(tmp_path: Path) -> None:
     text = Path(SLICE).read_text(encoding="utf-8").replace("        max-total-tokens: 131072\n", "")
     head, _, tail = text.partition("\ndraft:\n")

@@ -161,6 +161,8 @@ argv=(
   --attention-backend
   triton
   --disable-custom-all-reduce
+  --mem-fraction-static
+  0.84
   --cuda-graph-max-bs-decode
   128
   --reasoning-parser
@@ -200,6 +202,8 @@ exec k25stack-watch --policy "$here/policy.json" -- "${argv[@]}"
 -  triton
 +  --mm-encoder-tp-mode
 +  data
+-  --mem-fraction-static
+-  0.84
 -  --cuda-graph-max-bs-decode
 -  128
 +  --enable-auto-tool-choice
