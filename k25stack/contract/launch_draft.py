@@ -12,7 +12,7 @@ from k25stack.draft.target import read_object
 from k25stack.errors import UsageError
 
 if TYPE_CHECKING:
-    from k25stack.contract.launch import Launch
+    from k25stack.contract.launch_line import Launch
 
 CAP = 48
 HUB = re.compile(r"[\w.-]+/[\w.-]+")

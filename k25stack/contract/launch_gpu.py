@@ -12,7 +12,7 @@ from k25stack.contract.finding import Check, Verdict
 from k25stack.files import read_json
 
 if TYPE_CHECKING:
-    from k25stack.contract.launch import Launch
+    from k25stack.contract.launch_line import Launch
 
 LOW = ("fp8", "fp4", "int8", "int4", "nvfp4", "mxfp", "turboquant")
 

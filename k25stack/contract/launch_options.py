@@ -14,7 +14,7 @@ from k25stack.engines.scan import Refusal
 from k25stack.engines.versions import version_key
 
 if TYPE_CHECKING:
-    from k25stack.contract.launch import Launch
+    from k25stack.contract.launch_line import Launch
 
 IDS = {"name": "L1", "value": "L3", "missing": "L6", "unexpected": "L6", "stray": "L6", "required": "L6"}
 TRAPS = {

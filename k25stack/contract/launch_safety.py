@@ -11,7 +11,7 @@ from k25stack.contract.nccl import check_environment
 from k25stack.contract.security import check_version
 
 if TYPE_CHECKING:
-    from k25stack.contract.launch import Launch
+    from k25stack.contract.launch_line import Launch
 
 SHM = 32 << 30
 KEYS = {"vllm": "VLLM_API_KEY"}  # environment variables that hold the key

@@ -68,7 +68,8 @@ def pins(stack: Stack, profiles: Mapping[str, Profile]) -> Iterator[Check]:
 def profile_checks(stack: Stack, name: str, profile: Profile, gpu: str, nccl: str) -> Iterator[Check]:
     """S2 for a profile that cannot be rendered, else the checks of its launch line."""
     from k25stack import engines
-    from k25stack.contract.launch import Launch, check_launch
+    from k25stack.contract.launch import check_launch
+    from k25stack.contract.launch_line import Launch
     from k25stack.engines.command import read_command
     from k25stack.engines.launch import draft_name, launch_of, model_name
 
