@@ -10,6 +10,7 @@ import typer
 
 from k25stack.cli.check_host import host
 from k25stack.cli.fallback import FallbackGroup
+from k25stack.cli.output import command, say
 from k25stack.errors import K25Error
 
 if TYPE_CHECKING:
@@ -102,14 +103,14 @@ def show(results: list[Result], verbose: bool, as_json: bool, end: bool = True) 
 
     if as_json and results:
         shown = [result.as_dict() for result in results]
-        print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2, ensure_ascii=False))
+        say(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2, ensure_ascii=False))
     else:
         for result in results:
             for line in lines(result, verbose):
-                print(line)
+                say(line)
     if not end:
         return
-    typer.echo(f"Next: {next_step(results)}", err=True)
+    say(f"Next: {next_step(results)}", err=True)
     if code := worst_exit(results):
         raise typer.Exit(code)
 
@@ -140,9 +141,9 @@ def next_step(results: list[Result]) -> str:
         return "mend what is named above, then the same command again"
     kind, target = results[0].kind, results[0].target
     return {
-        "draft": f"k25stack draft inspect {target}",
-        "stack": f"k25stack run {target} -n",
-        "states": f"k25stack check DRAFT_DIR --states {target}",
-        "url": f"k25stack bench {target}",
+        "draft": command("draft", "inspect", target),
+        "stack": command("run", target, "-n"),
+        "states": command("check", "DRAFT_DIR", "--states", target),
+        "url": command("bench", target),
         "launch": "k25stack stack import -n -- and the same words",
     }.get(kind, "k25stack --help")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from k25stack.cli.output import say
+
 if TYPE_CHECKING:
     from k25stack.host.collect import Target
     from k25stack.host.fleet import Outcome
@@ -81,14 +83,14 @@ def host(
         return
     if as_json:
         results = [outcome.result for outcome in outcomes]
-        print(json.dumps(results if inventory is not None else results[0], indent=2, ensure_ascii=False))
+        say(json.dumps(results if inventory is not None else results[0], indent=2, ensure_ascii=False))
     else:
         for line in shown:
-            print(line)
+            say(line)
     if not profile and inventory is None and (guessed := outcomes[0].profile) is not None:
         why = "which fits its cards" if guessed.gpus else "as it has no NVIDIA card"
-        typer.echo(f"judged as {guessed.name}, {why} (another: --profile NAME)", err=True)
-    typer.echo(f"Next: {_next(outcomes, source)}", err=True)
+        say(f"judged as {guessed.name}, {why} (another: --profile NAME)", err=True)
+    say(f"Next: {_next(outcomes, source)}", err=True)
     if code := fleet.exit_code(outcomes):
         raise typer.Exit(code)
 
@@ -120,7 +122,7 @@ def _sensible(
 
 def _told(outcome: Outcome) -> None:
     """Progress: hosts as they come in."""
-    typer.echo(f"{outcome.result['target']}: {outcome.result['verdict']}", err=True)
+    say(f"{outcome.result['target']}: {outcome.result['verdict']}", err=True)
 
 
 def _mend(id: str, outcome: Outcome, target: Target, dry_run: bool, yes: bool) -> None:
@@ -132,17 +134,17 @@ def _mend(id: str, outcome: Outcome, target: Target, dry_run: bool, yes: bool) -
     assert outcome.seen is not None and outcome.profile is not None  # as for every host that was read
     repair = plan_repair(id, outcome.seen, outcome.profile)
     for line in repair.lines():
-        print(line)
+        say(line)
     if dry_run:
-        typer.echo(f"Next: k25stack check host --fix {id}", err=True)
+        say(f"Next: k25stack check host --fix {id}", err=True)
         return
     if not yes and not typer.confirm(f"Run this on {target.name} as root?", err=True):
-        typer.echo("nothing was done", err=True)
+        say("nothing was done", err=True)
         raise typer.Exit(1)
     apply_repair(repair, target)
     judged = check_again(repair, target, outcome.profile)
-    print(f"{str(judged['verdict']).upper():7} {judged['id']}: {judged['message']}")
-    typer.echo("Next: k25stack check host", err=True)
+    say(f"{str(judged['verdict']).upper():7} {judged['id']}: {judged['message']}")
+    say("Next: k25stack check host", err=True)
     if judged["verdict"] != "pass":
         raise typer.Exit(1)
 

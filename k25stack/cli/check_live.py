@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+from k25stack.cli.output import say
 
 if TYPE_CHECKING:
     from k25stack.host.fleet import Outcome
@@ -62,8 +62,8 @@ def check_live(profile: Profile | None, wanted: Wanted, record: Path | None, dry
         raise outcome.error
     if dry_run:
         for line in shown:
-            print(line)
-        typer.echo("Next: k25stack check host --live", err=True)
+            say(line)
+        say("Next: k25stack check host --live", err=True)
         return None
     return outcome
 
@@ -100,6 +100,4 @@ def lease(who: str, purpose: str, cards: int) -> Iterator[Held]:
 
 
 def _told(line: str) -> None:
-    from k25stack.cli.output import say
-
     say(line, err=True)

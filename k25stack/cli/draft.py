@@ -9,6 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from k25stack.cli.output import command, say
+
+READERS = {"sglang": "sglang", "specforge": "sglang", "vllm": "vllm", "speculators": "vllm"}  # of a format
+
 app = typer.Typer(no_args_is_help=True, help="Draft models: inspect, convert, score.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -26,7 +30,8 @@ def inspect(
     """Tensor table, parameters with and without the embedding, cache bytes per token, origin."""
     from k25stack.draft.inspect import inspect_draft, table
 
-    show(inspect_draft(directory), table, as_json, f"k25stack check {directory}")
+    found = inspect_draft(directory)
+    show(found, table, as_json, check_of(directory, found["format"]))
 
 
 @app.command()
@@ -61,8 +66,10 @@ def convert(
         yield f"{verb} {out}: {done['from']} to {to}, {size}, layers {done['layers']}"
         yield from (f"note: {note}" for note in done["notes"])
 
-    given = f" --target {target}" if target else ""
-    show(convert(source, out, request, dry), table, as_json, f"k25stack check {source if dry else out}{given}")
+    done = convert(source, out, request, dry)
+    given = ("--target", target) if target else ()
+    following = command("check", source, *given) if dry else check_of(out, to, *given)
+    show(done, table, as_json, following)
 
 
 @app.command()
@@ -83,7 +90,13 @@ def score(
     from k25stack.train.score import Score, lines, score_draft
 
     found = score_draft(Score(directory, states, split, k, target, out))
-    show(found, lines, as_json, f"k25stack check URL --draft {directory}")
+    show(found, lines, as_json, command("check", "URL", "--draft", directory))
+
+
+def check_of(directory: Path, form: str, *given: object) -> str:
+    """The check of a draft by the engine that its format is for; another one would rightly refuse it."""
+    engine = ("--engine", READERS[form]) if form in READERS else ()
+    return command("check", directory, *engine, *given)
 
 
 def show(
@@ -93,8 +106,8 @@ def show(
     from k25stack.contract.finding import one_line, plain
 
     if as_json:
-        print(json.dumps(plain(report), indent=2, ensure_ascii=False))
+        say(json.dumps(plain(report), indent=2, ensure_ascii=False))
     else:
         for line in table(report):
-            print(one_line(line))
-    typer.echo(f"Next: {following}", err=True)
+            say(one_line(line))
+    say(f"Next: {following}", err=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from k25stack.cli.host_nccl import app as nccl
+from k25stack.cli.output import say
 
 if TYPE_CHECKING:
     from k25stack.host.playbook import Order, Run
@@ -63,7 +64,6 @@ def _play(
 
     from k25stack.cli.check_live import outlives_terminal
     from k25stack.cli.main import Stopped
-    from k25stack.cli.output import say
     from k25stack.host.playbook import PLAYBOOKS, Order, run_playbook
 
     password = os.environ.get("K25_BECOME_PASSWORD", "")
@@ -76,10 +76,10 @@ def _play(
     except KeyboardInterrupt:
         raise Stopped("interrupted", remedy="what is done stays done: run it again") from None
     if as_json:
-        print(json.dumps(_as_dict(run), indent=2, ensure_ascii=False))
+        say(json.dumps(_as_dict(run), indent=2, ensure_ascii=False))
     else:
         for line in _lines(run):
-            print(line)
+            say(line)
     say(f"Next: {_next(verb, run)}", err=True)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
@@ -93,7 +93,7 @@ def _ask(verb: str, order: Order) -> None:
     asked = f"{order.limit} of {plural(len(hosts), 'host')}" if order.limit else plural(len(hosts), "host")
     what = "Bring up" if verb == "up" else "Undo what host up added on"
     if not typer.confirm(f"{what} {asked} ({listed(hosts)})? Servers there may stop", err=True):
-        typer.echo("nothing was done", err=True)
+        say("nothing was done", err=True)
         raise typer.Exit(1)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from k25stack.cli.output import say
+
 if TYPE_CHECKING:
     from k25stack.host.live.session import Place
     from k25stack.host.seen import Seen
@@ -36,14 +38,14 @@ def advise(
     seen = read_recording(source, SOURCES) if source else collect(with_password(target_of(address)), SOURCES)
     advice = advice_for(seen)
     if as_json:
-        print(json.dumps(advice.as_dict(), indent=2, ensure_ascii=False))
+        say(json.dumps(advice.as_dict(), indent=2, ensure_ascii=False))
     else:
         for reason in advice.why:
-            print(f"# {reason}")
+            say(f"# {reason}")
         for name, value in sorted(advice.env.items()):
-            print(f"{name}={value}")
+            say(f"{name}={value}")
     mend = f"mend {', '.join(advice.mend)} (k25stack check host), then ask again" if advice.mend else ""
-    typer.echo(f"Next: {mend or 'k25stack host nccl sweep'}", err=True)
+    say(f"Next: {mend or 'k25stack host nccl sweep'}", err=True)
 
 
 @app.command()
@@ -68,27 +70,27 @@ def sweep(
     cards, nvlink, base = _ground(seen)
     if dry_run:
         for name, value in sorted(base.items()):
-            print(f"# in all: {name}={value}")
+            say(f"# in all: {name}={value}")
         for combination in first_round([], nvlink):
-            print(" ".join(f"{name}={value}" for name, value in combination.env(True).items()))
-        print("# then the best two with 4, 8, 16 and 32 channels")
-        typer.echo(f"within {budget_s:.0f} s, {len(sizes)} sizes each, with {place.told()}; then write {out}", err=True)
-        typer.echo("Next: k25stack host nccl sweep", err=True)
+            say(" ".join(f"{name}={value}" for name, value in combination.env(True).items()))
+        say("# then the best two with 4, 8, 16 and 32 channels")
+        say(f"within {budget_s:.0f} s, {len(sizes)} sizes each, with {place.told()}; then write {out}", err=True)
+        say("Next: k25stack host nccl sweep", err=True)
         return
     if str(out) != "-":
         _may_write(out, yes)
     found = _measure(place, cards, nvlink, base, budget_s, workload)
     text = found.pop("file")
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        say(json.dumps(found, indent=2, ensure_ascii=False))
     if str(out) != "-":
         from k25stack.files import write_text
 
         write_text(out, text)
-        typer.echo(f"{out}: {found['winner']}, {found['gain']:.2f} times NCCL's own choice", err=True)
+        say(f"{out}: {found['winner']}, {found['gain']:.2f} times NCCL's own choice", err=True)
     elif not as_json:
-        print(text, end="")
-    typer.echo("Next: k25stack check host --live", err=True)
+        say(text, end="")
+    say("Next: k25stack check host --live", err=True)
 
 
 def _read_here() -> Seen:
@@ -122,7 +124,7 @@ def _may_write(out: Path, yes: bool) -> None:
     if not os.access(place, os.W_OK):
         raise HostError("it cannot be written", where=str(out), remedy="run as root, or give -o FILE")
     if out.exists() and not yes and not typer.confirm(f"Replace {out}?", err=True):
-        typer.echo("nothing was done", err=True)
+        say("nothing was done", err=True)
         raise typer.Exit(1)
 
 
@@ -131,7 +133,6 @@ def _measure(
 ) -> dict[str, Any]:
     """Everything that was measured, and the text of the file."""
     from k25stack.cli.check_live import lease
-    from k25stack.cli.output import say
     from k25stack.errors import HostError
     from k25stack.host.live.session import Session
     from k25stack.host.sweep import as_dict, is_scoped, nccl_file, sizes_of

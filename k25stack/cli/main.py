@@ -135,6 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return _fail(of_system(error))
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # of a log: nobody reads it any more
+            return 0
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return 0
 

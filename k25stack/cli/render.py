@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from k25stack.cli.output import say
 
 if TYPE_CHECKING:
     from k25stack.engines.catalogue import Finding
@@ -71,7 +71,7 @@ def warn_unpinned(profiles: Mapping[str, Profile]) -> None:
     from k25stack.stack.serving import unpinned_drafts
 
     for line in unpinned_drafts(profiles):
-        typer.echo(f"warning: {line}", err=True)
+        say(f"warning: {line}", err=True)
 
 
 def render_command(asked: Asked, as_json: bool) -> tuple[str, list[Finding]]:
@@ -86,10 +86,10 @@ def render_command(asked: Asked, as_json: bool) -> tuple[str, list[Finding]]:
     model, draft = asked.model, asked.draft
     if not model and model_name(stack) is None:
         model = "TARGET"
-        typer.echo("TARGET stands for the directory that the target step makes (--model)", err=True)
+        say("TARGET stands for the directory that the target step makes (--model)", err=True)
     if not draft and profile.speculative and draft_name(profile) is None:
         draft = "DRAFT"
-        typer.echo("DRAFT stands for the directory that the package step makes (--draft)", err=True)
+        say("DRAFT stands for the directory that the package step makes (--draft)", err=True)
     if not asked.draft:
         warn_unpinned({asked.profile or stack.serving.default: profile})
     launch = launch_of(stack, profile, model=model or None, draft=draft or None, port=asked.port or None)
@@ -128,7 +128,7 @@ def render_compose(asked: Asked, out: Path | None, check: Path | None) -> None:
     files = compose_files(stack, f"{source.parent.name}/{source.name}")
     place = out or check
     if place is None:
-        print(files[layout(stack).file], end="")
+        say(files[layout(stack).file], end="")
         return
     directory = place if place.is_dir() else place.parent
     if not directory.is_dir():
@@ -136,13 +136,13 @@ def render_compose(asked: Asked, out: Path | None, check: Path | None) -> None:
     anew = f"k25stack stack render {asked.file} --to compose -o {directory}"
     if check is not None:
         if names := differences(files, directory):
-            print("\n".join(names))
+            say("\n".join(names))
             raise DriftError(f"{len(names)} files differ from what the stack says", where=str(directory), remedy=anew)
-        typer.echo(f"{len(files)} files of {directory} are what the stack says", err=True)
+        say(f"{len(files)} files of {directory} are what the stack says", err=True)
         return
     for name in write_tree(files, directory):
-        print(directory / name)
-    typer.echo(f"Next: {anew.replace(' -o ', ' --check ')}", err=True)
+        say(str(directory / name))
+    say(f"Next: {anew.replace(' -o ', ' --check ')}", err=True)
 
 
 def render_job(asked: Asked) -> tuple[str, list[Finding]]:
@@ -191,7 +191,7 @@ def _step(stack: Stack, asked: Asked) -> Job:
     by_name = {step.name: step for step in steps(stack)}
     if asked.step not in by_name:
         raise UsageError(f"no step {asked.step!r}", where=stack.name, remedy=f"there are {', '.join(by_name)}")
-    typer.echo("RUN and KEY stand for the run's name and the step's key", err=True)
+    say("RUN and KEY stand for the run's name and the step's key", err=True)
     step = replace(by_name[asked.step], image=asked.image or by_name[asked.step].image)
     job = step_job(step, run="RUN", key="KEY", place=Path("runs/RUN/steps/KEY"), env=step.env)
     if job.image is None:
@@ -215,11 +215,11 @@ def deliver(asked: Asked, text: str, out: Path | None, check: Path | None) -> No
         command = f"{asked.command()} -o {shlex.quote(str(check))}"
         lines = compare(text, check, command)
         if lines:
-            print("\n".join(lines))
+            say("\n".join(lines))
             raise drift(lines, check, command)
-        typer.echo(f"{check} is what the stack says", err=True)
+        say(f"{check} is what the stack says", err=True)
     elif out is not None:
         write_text(out, text)
-        typer.echo(f"Next: {asked.command()} --check {shlex.quote(str(out))}", err=True)
+        say(f"Next: {asked.command()} --check {shlex.quote(str(out))}", err=True)
     else:
-        print(text, end="")
+        say(text, end="")

@@ -73,7 +73,9 @@ def _run(
         decisions = runner.plan()
         plan = {"run": runner.run_.name, "steps": [decision.as_json() for decision in decisions]}
         say(json.dumps(plan, indent=2) if as_json else "\n".join(render(decisions)))
-        say(f"Next: k25stack run {stack}", err=True)
+        blocked = [one.step.name for one in decisions if one.step.blocked and one.state != "cached"]
+        told = f"{', '.join(blocked)} cannot run: --only takes steps that need none of them"
+        say(f"Next: {told if blocked else f'k25stack run {stack}'}", err=True)
         return
     outcome = runner.run()
     ending = finish(outcome, stack)

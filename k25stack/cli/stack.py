@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from k25stack.cli.images import register
+from k25stack.cli.output import command, say
 
 if TYPE_CHECKING:
     from k25stack.engines.catalogue import Finding
@@ -31,14 +32,14 @@ def show(file: File, profile: ProfileName = "", as_json: Json = False) -> None:
     chosen = [stack.profile(profile)] if profile else list(stack.serving.profiles.values())
     if as_json:
         part = chosen[0] if profile else stack
-        print(json.dumps(part.model_dump(mode="json"), indent=2, ensure_ascii=False))
+        say(json.dumps(part.model_dump(mode="json"), indent=2, ensure_ascii=False))
     elif profile:
-        print(to_yaml({profile: chosen[0].model_dump(mode="json")}), end="")
+        say(to_yaml({profile: chosen[0].model_dump(mode="json")}), end="")
     else:
-        print(dump_stack(stack), end="")
+        say(dump_stack(stack), end="")
     for finding in [finding for item in chosen for finding in _findings(item)]:
         _say(finding)
-    typer.echo(f"Next: k25stack run {file} -n", err=True)
+    say(f"Next: {command('run', file, '-n')}", err=True)
 
 
 @app.command()
@@ -55,10 +56,10 @@ def new(
 
     text = new_stack(file, base, name or file.stem, whole)
     if dry_run:
-        print(text, end="")
+        say(text, end="")
         return
     write_text(file, text)
-    typer.echo(f"Next: k25stack stack show {file}", err=True)
+    say(f"Next: {command('stack', 'show', file)}", err=True)
 
 
 @app.command()
@@ -120,12 +121,12 @@ def import_(
         raise UsageError("the file exists", where=str(out), remedy="choose another name; nothing is overwritten")
     text, notes = import_launch(source, engine, base, profile, out)
     if out is None or dry_run:
-        print(text, end="")
+        say(text, end="")
     else:
         write_text(out, text)
     for title, line in notes:
-        typer.echo(f"{title}: {line}", err=True)
-    typer.echo(f"Next: k25stack check {out or 'FILE'} -p {profile}", err=True)
+        say(f"{title}: {line}", err=True)
+    say(f"Next: {command('check', out or 'FILE', '-p', profile)}", err=True)
 
 
 @app.command()
@@ -148,11 +149,11 @@ def plan(
     stack = load_stack(file)
     found, result = check_memory(stack, profile or stack.serving.default, ram, files)
     if as_json:
-        print(json.dumps({"plan": describe(found), **result.as_dict()}, indent=2, ensure_ascii=False))
+        say(json.dumps({"plan": describe(found), **result.as_dict()}, indent=2, ensure_ascii=False))
     else:
         for line in (*table(found), *lines(result)):
-            print(line)
-    typer.echo(f"Next: k25stack check {file}", err=True)
+            say(line)
+    say(f"Next: {command('check', file)}", err=True)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 
@@ -172,7 +173,7 @@ def _fatal(finding: Finding) -> bool:
 def _say(finding: Finding) -> None:
     kind = "error" if _fatal(finding) else "warning"
     remedy = f" ({finding.remedy})" if finding.remedy else ""
-    typer.echo(f"{kind}: --{finding.option}: {finding.message}{remedy}", err=True)
+    say(f"{kind}: --{finding.option}: {finding.message}{remedy}", err=True)
 
 
 register(app)

@@ -42,11 +42,12 @@ def status(
         return
     while True:
         view = overview(Workspace(Path()))
-        say(json.dumps(view, indent=2) if as_json else "\n".join(render(view)))
+        text = json.dumps(view, indent=2) if as_json else "\n".join(render(view))
         if not watch:
+            say(text)
             break
+        print(f"{text}\n", flush=True)  # ends with its reader
         time.sleep(2.0)
-        say("")
     if not as_json:
         failed = [run["run"] for run in view["runs"] if run["state"] in ("failed", "killed")]
         say(f"Next: k25stack logs {failed[0]}" if failed else "Next: k25stack run STACK -n", err=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,9 @@ def readable(facts: DraftFacts, question: Question) -> Iterator[Check]:
     }
     for part, problem in problems.items():
         if problem:
-            yield Check("C0", GROUP, Verdict.FAIL, problem, {"part": part}, "copy or convert the draft anew")
+            denied = problem.endswith(os.strerror(errno.EACCES))
+            fix = "check the permissions, for the engine too" if denied else "copy or convert the draft anew"
+            yield Check("C0", GROUP, Verdict.FAIL, problem, {"part": part}, fix)
     if facts.pickles:
         yield Check(
             "C0",

@@ -88,10 +88,14 @@ def check_draft(directory: Path, engines: Sequence[str], question: Question | No
     asked = question or Question()
     rules = [engine_rules(engine) for engine in engines]
     facts = gather(directory)
+    shared = facts
+    if rules and all(engine.engine == "vllm" for engine in rules):  # the sizes that a speculators config has for vLLM
+        seen = as_seen(facts, rules[0])
+        shared = replace(facts, spec=seen.spec, spec_problem=seen.spec_problem)
     checks: list[Check] = []
     for row in TABLE:
         if row.once is not None:
-            checks.extend(judged(row, "files", facts, partial(row.once, facts, asked)))
+            checks.extend(judged(row, "files", shared, partial(row.once, shared, asked)))
         if row.per_engine is not None:
             for engine in rules:
                 seen = as_seen(facts, engine)

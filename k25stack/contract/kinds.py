@@ -5,6 +5,7 @@ The first kind of ``KINDS`` that recognises the target judges it.  To add a kind
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,10 @@ from k25stack.contract.facts import Question, attempt
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.contract.stack import check_stack
 from k25stack.draft.provenance import CONFIG, PROVENANCE
-from k25stack.draft.target import TargetFacts, read_object
+from k25stack.draft.target import DRAFT_KEYS, TargetFacts, read_object
 from k25stack.errors import UsageError
 
 DEFAULT_ENGINES = ("reference", "sglang@0.5.20", "vllm@0.31.0")
-DRAFT_KEYS = ("draft_vocab_size", "eagle_config", "speculators_config")
 PICKLED_DRAFTS = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 
@@ -75,8 +75,16 @@ def is_draft(target: str) -> bool:
     return any(any(directory.glob(pattern)) for pattern in ("*.safetensors", *PICKLED_DRAFTS))
 
 
+def require_draft(options: Options) -> None:
+    """Raises UsageError when --draft names something else."""
+    if options.draft is not None and not is_draft(str(options.draft)):
+        raise UsageError("no draft", where=f"--draft {options.draft}", remedy="give a draft directory")
+
+
 def judge_draft(target: str, options: Options) -> Result:
     facts = TargetFacts.read(options.target) if options.target else None
+    if options.states is not None and not is_states(str(options.states)):
+        raise UsageError("no manifest.json", where=f"--states {options.states}", remedy="give a directory of states")
     question = Question(options.layers, facts, options.context, options.states, options.deep)
     return check_draft(Path(target), options.engines, question)
 
@@ -84,6 +92,7 @@ def judge_draft(target: str, options: Options) -> Result:
 def judge_states(target: str, options: Options) -> Result:
     from k25stack.contract.states import StatesQuestion, check_states
 
+    require_draft(options)
     question = StatesQuestion(options.target, options.draft, options.layers, options.deep)
     return check_states(Path(target), question)
 
@@ -91,6 +100,7 @@ def judge_states(target: str, options: Options) -> Result:
 def judge_url(target: str, options: Options) -> Result:
     from k25stack.contract.url import UrlQuestion, check_url
 
+    require_draft(options)
     given = {name: value for name in ("rounds", "seconds") if (value := getattr(options, name)) is not None}
     question = UrlQuestion(
         options.draft,
@@ -131,5 +141,10 @@ def check_target(target: str, options: Options) -> Result:
             return kind.judge(target, options)
     known = ", ".join(kind.name for kind in KINDS)
     if not Path(target).exists():
-        raise UsageError("no such file or directory", where=target, remedy=f"what can be checked: {known}")
-    raise UsageError("not a thing that can be checked", where=target, remedy=f"give one of: {known}")
+        address = re.fullmatch(r"(?:https?://)?([\w.-]+:\d+.*)", target, re.IGNORECASE)
+        remedy = f"an address begins with http: http://{address[1]}" if address else f"what can be checked: {known}"
+        raise UsageError("no such file or directory", where=target, remedy=remedy)
+    around = str(Path(target).parent)
+    inside = Path(target).is_file() and (is_states(around) or is_draft(around))
+    remedy = f"give its directory: {around}" if inside else f"give one of: {known}"
+    raise UsageError("not a thing that can be checked", where=target, remedy=remedy)

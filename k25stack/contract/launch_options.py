@@ -117,8 +117,10 @@ def values(launch: Launch) -> Iterator[Check]:
                 continue
             near = difflib.get_close_matches(word, row.values, n=1)
             fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(row.values)}"
-            message = f"bad value: {name}: {word!r} is no {what} of it; the parser takes it, and the engine then stops"
-            yield launch.finding("L3", Verdict.FAIL, message, {name: given}, fix, row.source)
+            verdict = Verdict.WARN if row.others and not near else Verdict.FAIL
+            stops = "the engine then stops" + (f" unless {row.others}" if row.others else "")
+            message = f"bad value: {name}: {word!r} is no {what} of it; the parser takes it, and {stops}"
+            yield launch.finding("L3", verdict, message, {name: given}, fix, row.source)
 
 
 def _told(launch: Launch) -> set[str]:

@@ -66,7 +66,7 @@ class EngineRules:
     @property
     def exact(self) -> bool:
         """False when this version is not listed; the reference engine is always the one of this package."""
-        return self.engine == "reference" or self.version == self.judged_as
+        return self.engine == "reference" or version_key(self.version) == version_key(self.judged_as)
 
     def computed(self, layout: str) -> dict[str, list[Any]]:
         """Config switch -> values that the draft class of this layout has the mathematics for."""
@@ -92,7 +92,8 @@ def engine_rules(wanted: str) -> EngineRules:
     """
     engine, _, version = wanted.partition("@")
     if engine not in ENGINES:
-        raise UsageError(f"no rules for engine {engine!r}", where=wanted, remedy=f"one of: {', '.join(ENGINES)}")
+        remedy = f"one of {', '.join(ENGINES)}; with a version as sglang@0.5.23"
+        raise UsageError(f"no rules for engine {engine!r}", where=wanted, remedy=remedy)
     data = load(engine)
     known = sorted(data["versions"], key=version_key)
     if engine == "reference":

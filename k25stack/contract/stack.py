@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from k25stack.stack.model import Stack
     from k25stack.stack.serving import Profile
 
+CONTEXT_PARALLEL = ("attn-cp-size", "attention-context-parallel-size")  # divides the heads' cards once more
 MADE = "/run/{}"  # stands for a directory that a run makes
 
 
@@ -37,6 +38,7 @@ def check_stack(path: Path, profile: str = "", gpu: str = "", nccl: str = "") ->
     chosen = {profile: stack.profile(profile)} if profile else stack.serving.profiles
     checks.extend(pins(stack, chosen))
     for name, one in chosen.items():
+        checks.extend(heads(stack, name, one))
         checks.extend(profile_checks(stack, name, one, card, nccl))
     return Result(str(path), "stack", tuple(checks))
 
@@ -63,6 +65,19 @@ def pins(stack: Stack, profiles: Mapping[str, Profile]) -> Iterator[Check]:
             yield Check("S3", name, Verdict.WARN, speculative.unpinned, evidence, how_to_pin(name), source)
         else:
             yield Check("S3", name, Verdict.PASS, f"the draft {speculative.hub_draft} is pinned", evidence, "", source)
+
+
+def heads(stack: Stack, name: str, profile: Profile) -> Iterator[Check]:
+    """S4: the cards share the attention heads evenly; the engines stop while they load where they cannot."""
+    from k25stack.engines.degrees import degrees
+
+    count, cards = stack.target.shape.heads, degrees(profile, profile.argv).attention
+    if count % cards and not any(option in profile.argv for option in CONTEXT_PARALLEL):
+        message = f"{count} attention heads do not divide by {cards} cards"
+        fit = max(fewer for fewer in range(1, cards) if count % fewer == 0)
+        fix = f"tensor_parallel: {fit * (profile.tensor_parallel // cards)}"
+        source = "sglang srt/models/deepseek_v2.py (assert), vllm config/model.py verify_with_parallel_config"
+        yield Check("S4", name, Verdict.FAIL, message, {"heads": count, "cards": cards}, fix, source)
 
 
 def profile_checks(stack: Stack, name: str, profile: Profile, gpu: str, nccl: str) -> Iterator[Check]:

@@ -131,7 +131,8 @@ def layers(facts: StatesFacts) -> Iterator[Check]:
         beside = " of the draft" if wanted is not None else ""
         yield Check("D2", GROUP, Verdict.PASS, f"three states of width {meta.hidden}, layers{beside}", evidence)
     if target is None or (meta.hidden == target.hidden and meta.layers[-1] <= target.layers):
-        yield from states_aux.contents(facts.directory, facts.texts, meta.layers, facts.question.target)
+        depth = target.layers if target else None
+        yield from states_aux.contents(facts.directory, facts.texts, meta, facts.question.target, depth)
 
 
 def one_origin(facts: StatesFacts) -> Iterator[Check]:

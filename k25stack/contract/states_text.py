@@ -24,14 +24,14 @@ LOOP_TOKENS = 32  # shorter responses are not judged
 WINDOW = 512  # tokens; over a whole long text they fall under LOOPS by themselves (0.37 of 32,000 tokens of code)
 LOOP_WINDOWS = 0.1  # share of a response's windows
 LOOP_DOCUMENTS = 0.05
-TWICE = 0.01  # share of documents whose text another one has as well
+TWICE = 0.01  # share of documents whose text another one has as well; a few greetings are alike in any set
 TOKENS_PER_PARAMETER = 1.0  # under it the amount of data limits the draft; public Kimi-K2.5 drafts saw about 3
 EPOCHS = 3  # more on the same data lowered the served accept length (deepseek-ai/DeepSpec #84)
 
 
 def is_greedy(decode: Mapping[str, Any]) -> bool:
-    """Whether the texts are recorded as greedy; nothing recorded counts as greedy."""
-    return not decode.get("temperature") and decode.get("kind", "greedy") == "greedy"
+    """Whether the texts are recorded as greedy."""
+    return bool(decode) and not decode.get("temperature") and decode.get("kind", "greedy") == "greedy"
 
 
 def on_policy(texts: Sequence[Text], decode: Mapping[str, Any]) -> Iterator[Check]:
@@ -61,7 +61,8 @@ def on_policy(texts: Sequence[Text], decode: Mapping[str, Any]) -> Iterator[Chec
     evidence = {"documents_own": shares, "token_agreement": means, "threshold": OWN, "decode": dict(decode)}
     if not is_greedy(decode):
         share = sum(agree for agree, _ in tokens.values()) / sum(count for _, count in tokens.values())
-        message = f"sampled text: {share:.0%} of its tokens are the target's leading ones"
+        kind = "sampled text" if decode else "text of which nothing says how it was made"
+        message = f"{kind}: {share:.0%} of its tokens are the target's leading ones"
         if share < SAMPLED:
             yield Check("D5", GROUP, Verdict.WARN, f"{message}: not its own text", evidence, "regenerate the answers")
         else:
@@ -116,14 +117,17 @@ def once(texts: Sequence[Text]) -> Iterator[Check]:
     groups = [group for group in found.values() if len(group) > 1]
     leaked = [group for group in groups if "train" in (splits := {text.split for text in group}) and len(splits) > 1]
     more = sum(len(group) - 1 for group in groups)
+    held = sum(text.split != "train" for text in texts)
+    again = sum(text.split != "train" for group in leaked for text in group)
     shown = [[f"{text.split} {text.name}" for text in group[:3]] for group in (leaked or groups)[:3]]
     evidence = {"judged": len(texts), "texts_again": more, "names_twice": names[:5], "examples": shown}
-    if leaked:
-        message = f"{len(leaked)} texts of other splits are training data as well: their figures flatter the draft"
-        yield Check("D9", GROUP, Verdict.FAIL, message, evidence, "take them out of one split, then extract again")
-    elif names:
+    if names:
         message = f"{len(names)} documents lie there twice, as {names[0]}"
         yield Check("D9", GROUP, Verdict.FAIL, message, evidence, "extract each sample once")
+    elif leaked:
+        message = f"{again} of {held} texts of other splits are training data as well: their figures flatter the draft"
+        verdict = Verdict.FAIL if again > TWICE * held else Verdict.WARN
+        yield Check("D9", GROUP, verdict, message, evidence, "take them out of one split, then extract again")
     elif more > max(1, TWICE * len(texts)):
         message = f"{more} of {len(texts)} documents repeat another one's text: they count as epochs, not as data"
         yield Check("D9", GROUP, Verdict.WARN, message, evidence, "take them out of the samples")

@@ -219,6 +219,8 @@ def gap(found: Probe, total: RoundCounts, record: Mapping[str, Any]) -> Iterator
         message += " (other prompts than the prediction's: give --samples)"
         verdict = Verdict.WARN if verdict is Verdict.PASS else verdict
     fix = "" if verdict is Verdict.PASS else "see the diagnosis (U5)"
+    if total.verify_calls < ENOUGH_ROUNDS:
+        fix = f"see {ENOUGH_ROUNDS:,} rounds or more: --rounds, --seconds"
     yield Check("U4", GROUP, verdict, message, evidence, fix)
 
 

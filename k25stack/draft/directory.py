@@ -28,13 +28,15 @@ def replacing_directory(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
     part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
-    aside = part.with_suffix(".old")
+    aside, replaces = part.with_suffix(".old"), path.exists()
     try:
         with held(part):
             yield part
             part.chmod(0o755)
             sync_directory(part)
             if path.exists():
+                if not replaces:
+                    raise UsageError("another process wrote it meanwhile", where=str(path), remedy="choose another")
                 path.rename(aside)
             part.rename(path)
             sync_directory(path.parent)

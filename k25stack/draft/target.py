@@ -25,6 +25,7 @@ DEEPSEEK_TYPES = frozenset(
     )
 )
 MAX_CONFIG_BYTES = 16_000_000
+DRAFT_KEYS = ("draft_vocab_size", "eagle_config", "speculators_config")  # in a draft's config alone
 
 
 def layer_family(name: str) -> str:
@@ -50,6 +51,10 @@ class TargetFacts:
         """Read a model directory or its config.json.  Raises UsageError when that is not a target's config."""
         file = path / "config.json" if path.is_dir() else path
         outer = read_object(file)
+        if any(key in outer for key in DRAFT_KEYS):
+            raise UsageError(
+                "the config of a draft", where=str(file), remedy="give the target's, which the draft is for"
+            )
         inner = outer.get("text_config") or outer.get("language_config") or outer
         if not isinstance(inner, Mapping):
             raise UsageError("text_config is not an object", where=str(file))

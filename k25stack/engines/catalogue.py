@@ -135,6 +135,7 @@ class Values:
     meaning: str  # as `facts` names it
     values: tuple[str, ...]
     source: str
+    others: str  # what makes it take another value; empty: nothing does
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class Together:
 def narrowed(engine: str, version: str) -> tuple[Values, ...]:
     """Values that this version (or the nearest older one that was read) judges behind its parser."""
     return tuple(
-        Values(row["meaning"], tuple(row["values"]), row["source"]) for row in _rows("values", engine, version)
+        Values(row["meaning"], tuple(row["values"]), row["source"], row.get("others", ""))
+        for row in _rows("values", engine, version)
     )
 
 

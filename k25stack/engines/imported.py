@@ -40,11 +40,15 @@ SECRET = re.compile(
     r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|COOKIE)(_?ID|_FILE|_PATH)?|(.*_)?(PASS|PAT|AUTH|JWT)",
     re.IGNORECASE,
 )
+# Their variables say what they are: NCCL_IB_PKEY and SGLANG_USE_AITER_FP8_PER_TOKEN are none.
+PLAIN_NAMES = re.compile(r"(SGLANG|SGL|VLLM|NCCL|CUDA)_")
 NO_SECRETS = "a secret does not belong into a stack file"
 SET = re.compile(r"\b([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S+)")
 # Variables of the machine or the image, not of a way to serve.
 AMBIENT = re.compile(r"PATH|LD_LIBRARY_PATH|HOME|HOSTNAME|PWD|TERM|LANG|LC_\w+|SHLVL|USER|DEBIAN_FRONTEND|"
-                     r"(NVIDIA|CUDA|NV)_\w+|PYTHON\w*|PIP_\w+|HF_\w+|HUGGING\w+|\w*_VERSION|_")  # fmt: skip
+                     r"(NVIDIA|NV)_\w+|CUDA_(?!DEVICE_|LAUNCH_|MODULE_)\w+|PYTHON\w*|PIP_\w+|HF_\w+|"
+                     r"HUGGING\w+|\w*_VERSION|_")  # fmt: skip
+CARDS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 # What docker sets by itself, and `docker inspect` tells like anything else.
 DOCKERS_OWN = (("--shm-size", 64 << 20), ("--ipc", "private"), ("--network", "bridge"), ("--network", "default"))
 RUNNING = {"sglang": 48, "vllm": 256}  # requests that run at once when the line does not say
@@ -115,7 +119,7 @@ def told(note: str) -> str:
     """A note without secrets: notes stand in the head of the file."""
     if note.endswith(NO_SECRETS):
         return note
-    return clean_text(SET.sub(lambda found: f"{found[1]}={HIDDEN}" if SECRET.fullmatch(found[1]) else found[0], note))
+    return clean_text(SET.sub(lambda found: f"{found[1]}={HIDDEN}" if secret_variable(found[1]) else found[0], note))
 
 
 def new_spellings(words: list[str], known: Catalogue, renamed: list[str]) -> Iterator[str]:
@@ -166,6 +170,8 @@ def speculative(facts: LaunchFacts, result: Imported) -> dict[str, Any]:
             f"draft tokens {section['k'] + 1}: a chain verifies k + 1 rows, {rows} would be rewritten"
         )
     draft = str(facts.get("draft") or "own")
+    if not facts.get("draft"):
+        result.changed.append("speculative.draft own: the line names none")
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", draft) is not None
     section["draft"] = draft if hub or draft == "own" or draft.startswith(("/", ".")) else f"./{draft}"
     if hub and facts.get("draft_revision"):
@@ -228,12 +234,19 @@ def plain_value(given: Given) -> Any:
     return words if isinstance(value, list) and given.option.nargs not in (None, "?") else words[0] if words else True
 
 
+def secret_variable(name: str) -> bool:
+    """Whether a variable's name says that its value is secret: STRIPE_KEY too, which no option would be called."""
+    return secret_name(name) or (SECRET.fullmatch(name) is not None and not PLAIN_NAMES.match(name))
+
+
 def environment(env: Mapping[str, str], result: Imported) -> dict[str, str]:
     """Variables of the launch; secrets and those of the machine stay out, and secrets are named."""
     kept = {}
     for name, value in env.items():
-        if SECRET.fullmatch(name) or secret_name(name) or clean_text(value) != value:
+        if secret_variable(name) or clean_text(value) != value:
             result.unmapped.append(f"{name}: {NO_SECRETS}")
+        elif name in CARDS and value not in ("", "all"):
+            result.unmapped.append(f"{name}={value}: which cards are taken is no part of a profile")
         elif AMBIENT.fullmatch(name):
             continue
         elif re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):

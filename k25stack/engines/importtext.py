@@ -37,6 +37,8 @@ def import_launch(
     stack = load_stack(file)
     meant = stack.engines.get(name or command.engine)  # type: ignore[call-overload]
     found = import_command(command, name, version or command.version or (meant.version if meant else ""))
+    if meant and not (version or command.version):
+        found.changed.append(f"version {meant.version}: the line names none, that of {stack.name} is taken")
     found.unmapped += unclear
     stack_name = re.sub(r"[^a-z0-9._-]+", "-", out.stem.lower()).strip("-.") if out else "imported"
     text = stack_text(found, stack, base_link(file, out), stack_name or "imported", profile_name, origin)

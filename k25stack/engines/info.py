@@ -25,20 +25,28 @@ SECRET_PARTS = re.compile(
 )
 SECRET_KEYS = re.compile("api|access|private|secret|license|encryption|ssh|signing|account|master|auth")
 SECRET_TOKENS = re.compile("hf|hub|access|auth|api|bearer|refresh|session")  # of the plural: others are counts
-PLAIN_TOKENS = re.compile("eos|bos|pad|unk|sep|cls|mask|image|video|audio|start|end|stop|special|per")  # of a tokenizer
+PLAIN_TOKENS = re.compile(  # of a tokenizer, and of what is counted or timed
+    "eos|bos|pad|unk|sep|cls|mask|image|video|audio|start|end|stop|special|think|per|first|last|next|inter|prompt|input"
+    "|output|draft"
+)
 PARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[-_. ]+")
 VALUE = re.compile(
-    r"""(?:Basic|Bearer|Digest)\s+[^\s"']+|\\*+"[^"\\]*+\\*+"|\\*+'[^'\\]*+\\*+'|[^\s,;&"')}\]]+""", re.I
+    r"""(?:Basic|Bearer|Digest)\s+[^\s"']+|\[[^\]]*+\]?|\\*+"[^"\\]*+\\*+"|\\*+'[^'\\]*+\\*+'|[^\s,;&"')}\]]+""",
+    re.I,
 )
+NO_VALUE = re.compile(r"""[\\"'\[\]]*(?:none|null|true|false)?[\\"'\[\]]*""", re.I)  # whether a key is set may be seen
+SEVERAL = re.compile("--api[-_]key")  # vLLM takes several keys behind one
+MORE = re.compile(r"(?:[ \t]++[^\s;&|<>-]\S*+)++")
 # name=value, "name": "value", Name: value; and --name value.  No pattern may take more than linear time.
 NAME = r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z][\w.-]*+)"
 ASSIGNED = re.compile(rf"""{NAME}\\*+["']?\s*+[=:]\s*+(?!//)""")
 OPTION = re.compile(r"(?<!\S)(?P<name>--[A-Za-z][\w-]*+)\s++(?!--)")
-USER = re.compile(r"((?<!\S)(?:-u|--user|--proxy-user)[\s=]++)[^\s:]++:\S++")
+# A login of curl's, not the two numbers of docker's.
+USER = re.compile(r"""((?<!\S)(?:-u|--user|--proxy-user)[\s=]++)(?!\d+:\d+(?:[\s;,"']|\Z))[^\s:]++:\S++""")
 URL_LOGIN = re.compile(r"""((?<![\w+.-])\w[\w+.-]*+://)[^/\s?#"',]+@""")
 KNOWN = re.compile(
-    r"""(?i:\bbearer\s+[^\s"']+)|\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9-]{8,}|sk_(?:live|test)_\w{8,}|gh[pousr]_\w{16,}"""
-    r"""|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{8,}|nvapi-[\w-]{8,}"""
+    r"""(?i:\bbearer\s+[^\s"']+)|\b(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{8,}|sk-[A-Za-z0-9-]{8,}"""
+    r"""|sk_(?:live|test)_\w{8,}|gh[pousr]_\w{16,}|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{8,}|nvapi-[\w-]{8,}"""
     r"""|eyJ\w{8,400}\.[\w-]{1,4000}\.[\w-]+)"""
     r"""|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]{0,30}KEY-----|\Z)"""
 )
@@ -106,12 +114,14 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def words(value: Sequence[Any]) -> list[Any]:
-    """A list; what comes after a secret option is hidden."""
+    """A list; what comes after a secret option, up to the next one, is hidden."""
     result: list[Any] = []
     hide = False
     for item in value:
-        result.append(HIDDEN if hide and not empty(item) else redacted(item))
-        hide = isinstance(item, str) and item.startswith("--") and "=" not in item and secret_name(item)
+        option = isinstance(item, str) and item.startswith("-")
+        result.append(HIDDEN if hide and not option and not empty(item) else redacted(item))
+        if option:
+            hide = item.startswith("--") and "=" not in item and secret_name(item)
     return result
 
 
@@ -144,7 +154,10 @@ def hidden(pattern: re.Pattern[str], text: str) -> str:
     for found in pattern.finditer(text):
         if found.start() < done or not secret_name(found["name"]):
             continue
-        if value := VALUE.match(text, found.end()):
-            pieces += [text[done : found.end()], HIDDEN]
-            done = value.end()
+        value = VALUE.match(text, found.end())
+        if value is None or NO_VALUE.fullmatch(value[0]):
+            continue
+        more = MORE.match(text, value.end()) if SEVERAL.fullmatch(found["name"]) and pattern is OPTION else None
+        pieces += [text[done : found.end()], HIDDEN]
+        done = (more or value).end()
     return "".join([*pieces, text[done:]])

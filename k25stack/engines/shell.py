@@ -2,7 +2,8 @@
 
 Understood are quotes, line continuations, comments (also ``\\`# ...\\```), here-documents, arrays, defaults
 (``${A:-b}``) and ``export A=b``; redirections are left out.  Nothing is run: what only a shell could tell (output of
-commands, the script's own arguments) stays as it is written and is named.
+commands, the script's own arguments) stays as it is written and is named.  Branches, functions and subshells are not
+followed: whatever is assigned above the launch counts.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
+NESTED = 8  # here-documents inside of one another that are looked into
 RESERVED = re.compile(r"(?:\{|\}|!|then|do|else|if|elif|while|until|time)(?:\s+|$)")
 ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 DECLARES = ("export", "readonly", "local", "declare", "typeset")
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(\[[@*]\])|:?[-=]([^}]*))?\}|([A-Za-z_]\w*))")
+VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(\[[@*]\])|:?[-=]((?:\$\{[^{}]{0,999}+\}|[^}]){0,999}+))?\}|([A-Za-z_]\w*))")
+GROWN = 2 << 20  # characters that variables may put in, in all (Linux takes no longer command): A=$A$A doubles
+REDIRECTION = re.compile(r"[<>][<>&|-]*")
 OPEN_QUOTE = "a quote without its end"
-ONLY_A_SHELL = re.compile(r"\$(?:\{[^}]*\}|[@*#?!$\d-])")
+ONLY_A_SHELL = re.compile(r"\$(?:\{[^}]*\}|[@*#?!$\d-]|'(?:[^'\\]|\\.)*+')", re.DOTALL)
+ELSEWHERE = re.compile(r"(?:source|\.)\s+(?!\S*(?:activate|bashrc|profile|conda\.sh)\b)", re.DOTALL)  # sets variables
 
 
 @dataclass
@@ -27,6 +32,8 @@ class Shell:
     variables: dict[str, list[str]] = field(default_factory=dict)  # one text, or the words of an array
     exported: dict[str, str] = field(default_factory=dict)
     doubts: dict[str, list[str]] = field(default_factory=dict)  # of a variable: what of its value is not known
+    elsewhere: list[str] = field(default_factory=list)  # commands that set variables which the script does not show
+    grown: int = 0  # characters that variables put in
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,8 @@ def find(text: str, wanted: Callable[[list[str]], bool]) -> Found | None:
             if first is None:
                 plain = {name: value for name, value in shell.exported.items() if name not in shell.doubts}
                 dark = [f"{name}: {why}" for name in shell.exported if name not in plain for why in shell.doubts[name]]
-                first = Found(words, plain, [*unclear, *(one for one in dark if not one.startswith("PATH:"))], others)
+                dark = [one for one in dark if not one.startswith("PATH:")]
+                first = Found(words, plain, [*unclear, *dark, *shell.elsewhere], others)
             else:
                 others.append(" ".join(words))
         else:
@@ -65,7 +73,7 @@ def find(text: str, wanted: Callable[[list[str]], bool]) -> Found | None:
     return first
 
 
-def statements(text: str) -> Iterator[str]:
+def statements(text: str, inside: int = 0) -> Iterator[str]:
     """Simple commands as they stand, comments left out; a list in parentheses is one word of its assignment."""
     text = text.replace("\r\n", "\n")
     piece: list[str] = []
@@ -81,7 +89,8 @@ def statements(text: str) -> Iterator[str]:
         elif char in "'\"":
             quote = char
         elif char == "#" and (not piece or piece[-1][-1:] in ("", " ", "\t", "\n", "(")):
-            at = text.find("\n", at) if "\n" in text[at:] else len(text)
+            end = text.find("\n", at)
+            at = end if end >= 0 else len(text)
             continue
         elif text.startswith("`#", at) or text.startswith(("$(", "`"), at):
             end = closing(text, at)
@@ -97,13 +106,13 @@ def statements(text: str) -> Iterator[str]:
                 piece.append(" ")
                 at += 1
                 continue
-            pending += HEREDOC.findall("".join(piece))
+            pending += HEREDOC.findall("".join(piece)) if inside < NESTED else []
             yield from finished(piece)
             piece, at = [], at + 1
             if char == "\n":
                 for _, mark in pending:
                     body, at = heredoc(text, at, mark)
-                    yield from statements(body)
+                    yield from statements(body, inside + 1)
                 pending = []
             continue
         piece.append(char)
@@ -135,12 +144,14 @@ def closing(text: str, at: int) -> int:
 def heredoc(text: str, at: int, mark: str) -> tuple[str, int]:
     """(the text of a here-document that begins at ``at``, the place behind its mark)."""
     found = re.compile(rf"^\t*{re.escape(mark)}[ \t]*$", re.MULTILINE).search(text, at)
-    return (text[at : found.start()], found.end()) if found else (text[at:], len(text))
+    return (text[at : found.start()], found.end()) if found else ("", at)  # no mark: 1<<4, or a text in quotes
 
 
 def remember(statement: str, words: list[str], shell: Shell, unclear: list[str]) -> None:
     """What a command that is no launch sets."""
     declares = bool(words) and words[0] in DECLARES
+    if ELSEWHERE.match(statement) or (words[:1] == ["export"] and unclear and not any("=" in one for one in words)):
+        shell.elsewhere.append(f"sets variables that the script does not show: {statement[:80]}")
     if array := re.fullmatch(r"(?:\w+\s+(?:-\w+\s+)*)?(\w+)(\+?)=\((.*)\)", statement, re.DOTALL):
         name, adds, inner = array.groups()
         before = shell.variables.get(name, []) if adds else []
@@ -150,6 +161,7 @@ def remember(statement: str, words: list[str], shell: Shell, unclear: list[str])
     if words[:1] == ["unset"]:
         for name in words[1:]:
             shell.exported.pop(name, None)
+            shell.variables.pop(name, None)
     found = [(word, ASSIGN.fullmatch(word)) for word in words[declares:] if not (declares and word.startswith("-"))]
     if not declares and not all(match for _, match in found):
         return
@@ -168,75 +180,90 @@ def remember(statement: str, words: list[str], shell: Shell, unclear: list[str])
             shell.exported[name] = shell.variables[name][0]
 
 
+@dataclass
+class Words:
+    """The words of a command while it is read."""
+
+    ended: list[str] = field(default_factory=list)
+    word: str = ""
+    begun: bool = False  # an empty word in quotes is one too
+    drop: bool = False  # the word is where a redirection goes to
+
+    def add(self, text: str) -> None:
+        self.word, self.begun = self.word + text, True
+
+    def end(self) -> None:
+        if self.begun and not self.drop:
+            self.ended.append(self.word)
+        self.drop = self.drop and not self.begun
+        self.word, self.begun = "", False
+
+    def redirect(self) -> None:
+        """The word so far stands alone, unless it is the number of what is redirected."""
+        if not re.fullmatch(r"\d|&", self.word):
+            self.end()
+        self.word, self.begun, self.drop = "", False, True
+
+
 def split(statement: str, shell: Shell, unclear: list[str]) -> list[str]:
     """The words of one command: quotes removed, variables put in, redirections left out."""
-    words: list[str] = []
-    word, started, drop = "", False, False
+    words = Words()
     at, quote = 0, ""
-
-    def end() -> None:
-        nonlocal word, started, drop
-        if started and not drop:
-            words.append(word)
-        drop = drop and not started
-        word, started = "", False
-
     while at < len(statement):
-        char = statement[at]
-        if char == "\\" and quote != "'" and at + 1 < len(statement):
-            following = statement[at + 1]
-            word += following if not quote or following in '"\\$`' else char + following
-            started, at = True, at + 2
-            continue
-        if char in "'\"" and quote in ("", char):
-            quote, started = ("" if quote else char), True
-        elif quote != "'" and statement.startswith(("$(", "`"), at):
+        char, following = statement[at], statement[at + 1 : at + 2]
+        stop = at + 1
+        if char == "\\" and quote != "'" and following:
+            words.add(following if not quote or following in '"\\$`' else char + following)
+            stop = at + 2
+        elif char in "'\"" and quote in ("", char):
+            quote = "" if quote else char
+            words.add("")
+        elif quote == "'":
+            words.add(char)
+        elif statement.startswith(("$(", "`"), at):
             stop = closing(statement, at)
             unclear.append(f"the output of a command: {statement[at:stop][:80]}")
-            word, started, at = word + statement[at:stop], True, stop
-            continue
-        elif quote != "'" and char == "$" and (given := VARIABLE.match(statement, at)):
-            values = value(given, shell, unclear)
-            at = given.end()
-            if given.group(2) is None and not quote:
-                values = " ".join(values).split()
-            elif given.group(2) is None:
-                values = [" ".join(values)]
-            for place, one in enumerate(values):
+            words.add(statement[at:stop])
+        elif given := VARIABLE.match(statement, at):
+            stop = given.end()
+            for place, one in enumerate(value(given, shell, unclear, quoted=bool(quote))):
                 if place:
-                    end()
-                word, started = word + one, True
-            continue
-        elif quote != "'" and char == "$" and (dark := ONLY_A_SHELL.match(statement, at)):
+                    words.end()
+                words.add(one)
+        elif dark := ONLY_A_SHELL.match(statement, at):
             unclear.append(f"not a plain word: {dark.group(0)}")
-            word, started, at = word + dark.group(0), True, dark.end()
-            continue
-        elif quote:
-            word += char
-        elif char.isspace():
-            end()
-        elif char in "<>":
-            if not re.fullmatch(r"\d|&", word):
-                end()
-            word, started, drop = "", False, True
-            at += len(re.match(r"[<>&|-]+", statement[at:]).group(0))  # type: ignore[union-attr]
-            continue
+            words.add(dark.group(0))
+            stop = dark.end()
+        elif not quote and char.isspace():
+            words.end()
+        elif not quote and (arrow := REDIRECTION.match(statement, at)):
+            words.redirect()
+            stop = arrow.end()
         else:
-            word, started = word + char, True
-        at += 1
+            words.add(char)
+        at = stop
     if quote:
         unclear.append(f"{OPEN_QUOTE}: {' '.join(statement.split())[:80]}")
-    end()
-    return words
+    words.end()
+    return words.ended
 
 
-def value(given: re.Match[str], shell: Shell, unclear: list[str]) -> list[str]:
+def value(given: re.Match[str], shell: Shell, unclear: list[str], quoted: bool) -> list[str]:
     """The words that a variable stands for; itself, and a word about it, where the script does not say."""
-    name = given.group(1) or given.group(4)
+    name, default = given.group(1) or given.group(4), given.group(3)
     if name in shell.variables:
+        found = shell.variables[name]
+        shell.grown += sum(map(len, found)) + len(found)
+        if shell.grown > GROWN:
+            unclear.append(f"longer than any command may be: {given.group(0)}")
+            return [given.group(0)]
         unclear.extend(doubt for doubt in shell.doubts.get(name, []) if doubt not in unclear)
-        return shell.variables[name]
-    if given.group(3) is not None:
-        return [given.group(3)]
-    unclear.append(f"not a plain word: {given.group(0)}" if name.isdigit() else f"not set in the script: ${name}")
-    return [given.group(0)]
+    elif default is not None:
+        found = split(f'"{default}"' if quoted else default, shell, unclear)
+        return [" ".join(found)] if quoted else found
+    else:
+        unclear.append(f"not a plain word: {given.group(0)}" if name.isdigit() else f"not set in the script: ${name}")
+        return [given.group(0)]
+    if quoted and given.group(2) == "[@]":
+        return found
+    return [" ".join(found)] if quoted else " ".join(found).split()

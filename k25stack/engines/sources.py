@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from k25stack.engines.info import clean_text
 from k25stack.errors import UsageError
 
 MAX_BYTES = 4 << 20
+UNIT = re.compile(r"\s*(?:[#;].*\n\s*)*\[\w+\][ \t]*\r?\n")  # how a systemd unit begins
 LAUNCHERS = (*STARTERS, "docker run", "podman run", "nerdctl run")
 
 
@@ -35,8 +37,7 @@ def read_launch(words: list[str]) -> tuple[Command, list[str], str]:
     """
     if words == ["-"]:
         text = sys.stdin.read(MAX_BYTES)
-        read = read_inspect if text.lstrip()[:1] in ("[", "{") else read_script
-        return *read(text, "stdin"), "stdin"
+        return *read_text(text, "stdin"), "stdin"
     if len(words) == 1 and Path(words[0]).exists():
         return *read_source(Path(words[0])), words[0]
     if len(words) == 1:
@@ -59,9 +60,27 @@ def read_source(path: Path) -> tuple[Command, list[str]]:
     if len(raw) > MAX_BYTES:
         raise UsageError(f"larger than {MAX_BYTES} bytes", where=str(path), remedy="give the launch script")
     text = raw.decode("utf-8", errors="replace")
-    if text.lstrip()[:1] in ("[", "{"):
-        return read_inspect(text, str(path))
-    return read_script(text, str(path))
+    return read_text(text, str(path))
+
+
+def read_text(text: str, where: str) -> tuple[Command, list[str]]:
+    """What the text is decides how it is read: a systemd unit, ``docker inspect`` output, else a script."""
+    if UNIT.match(text):
+        text = "\n".join(unit_lines(text))
+    read = read_inspect if text.lstrip()[:1] in ("[", "{") else read_script
+    return read(text, where)
+
+
+def unit_lines(text: str) -> Iterator[str]:
+    """What a systemd unit sets and starts, as the lines of a script."""
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        name, _, value = (part.strip() for part in line.partition("="))
+        if name == "Environment":
+            yield f"export {value}"
+        elif name == "EnvironmentFile":
+            yield f". {value.lstrip('-')}"
+        elif name.startswith("ExecStart"):
+            yield value.lstrip("-@:+!")
 
 
 def read_script(text: str, where: str) -> tuple[Command, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from k25stack.cli.main import main, of_system
 
 K25 = [sys.executable, "-m", "k25stack.cli.main"]
+STACK = str(Path(__file__).resolve().parents[2] / "stacks" / "smollm2-cpu.yaml")
 
 
 def k25(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -129,6 +131,12 @@ def test_the_plan_of_the_shipped_stack_is_printed_and_nothing_is_made(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_that_cannot_run_does_not_say_to_run_it(tmp_path: Path) -> None:
+    done = k25("run", str(Path(STACK).with_name("kimi-k2.5-8x-rtx-pro-6000.yaml")), "-n", cwd=tmp_path)
+    assert "cannot run: extraction.engine is sglang" in done.stdout
+    assert done.stderr.startswith("Next: regenerate, extract cannot run") and "k25stack run" not in done.stderr
+
+
 def test_status_of_an_empty_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,11 +149,42 @@ def test_status_of_an_empty_directory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["status"], 0),
+        (["status", "--watch"], 0),
+        (["stack", "show", STACK], 0),
+        (["check", STACK, "-v"], 0),
+        (["check", "--engine", "sglang@0.5.20", "--", "--tp", "8"], 1),
+    ],
+)
+def test_output_that_nobody_reads_changes_no_exit_code(tmp_path: Path, words: list[str], code: int) -> None:
     reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
     reader.wait()
-    done = subprocess.run([*K25, "status"], cwd=tmp_path, stdout=reader.stdin, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0 and "Traceback" not in done.stderr
+    for stderr in (subprocess.PIPE, reader.stdin):
+        done = subprocess.run([*K25, *words], cwd=tmp_path, stdout=reader.stdin, stderr=stderr, text=True, timeout=60)
+        assert done.returncode == code and "Traceback" not in (done.stderr or "")
+
+
+def test_output_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*K25, "check", STACK], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == ["error: No space left on device (free space, run again)"]
+
+
+def test_words_for_people_never_stand_among_the_data(tmp_path: Path) -> None:
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+    done = subprocess.run([*closed, *K25, "check", STACK, "--json"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and json.loads(done.stdout)["verdict"] in ("pass", "warn")
+
+
+def test_what_to_do_next_stands_last(tmp_path: Path) -> None:
+    both = subprocess.run(
+        [*K25, "check", STACK], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert both.stdout.splitlines()[-1].startswith("Next: ")
 
 
 @pytest.mark.parametrize(("verb", "option"), [("check", "--engine"), ("serve", "--monitoring")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from contract_cases import Case, edit_config, llama_case, put_tensors, tensors_o
 from typer.testing import CliRunner
 
 from k25stack.cli.draft import app
+from k25stack.cli.main import main
 from k25stack.contract.draft import check_draft
 from k25stack.contract.facts import Question
 from k25stack.contract.finding import Check, Verdict
@@ -37,6 +39,18 @@ def test_vllm_reads_a_speculators_draft_and_sglang_does_not(llama: tuple[Path, C
     assert not [key for key in found if key[1] == VLLM and found[key].verdict is Verdict.FAIL], found
     assert found["C1", SGLANG].verdict is Verdict.FAIL
     assert "convert it" in found["C1", SGLANG].message
+    assert failing(tmp_path / "there", case, VLLM, layers=(2, 6, 9)) == {}
+
+
+@pytest.mark.parametrize("form", ["sglang", "vllm", "portable", "speculators", "specforge"])
+def test_what_a_conversion_says_to_do_next_finds_nothing_wrong(
+    llama: tuple[Path, Case], tmp_path: Path, form: str
+) -> None:
+    directory, _ = llama
+    done = CliRunner().invoke(app, ["convert", str(directory), "--to", form, "-o", str(tmp_path / "there")])
+    next_, *words = shlex.split(done.stderr)
+    assert (next_, words[:2]) == ("Next:", ["k25stack", "check"])
+    assert main(words[1:]) == 0
 
 
 def test_a_left_out_residual_norm_is_no_answer_in_speculators(llama: tuple[Path, Case], tmp_path: Path) -> None:

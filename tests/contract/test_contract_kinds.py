@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from typer.testing import CliRunner
 
 from k25stack.cli.check import check
 from k25stack.cli.draft import app as draft_app
+from k25stack.contract.checks_files import readable
+from k25stack.contract.facts import Question, gather
 from k25stack.contract.finding import Verdict
 from k25stack.contract.kinds import KINDS, Options, check_target
 from k25stack.contract.main import program
@@ -43,6 +48,12 @@ def test_a_good_draft_exits_0_and_prints_one_line(draft: Path, target: Path) -> 
     assert done.exit_code == 0, done.output
     assert done.stdout.count("\n") == 1
     assert done.stdout.startswith("PASS: draft")
+
+
+def test_the_next_command_can_be_typed_in_as_it_stands(draft: Path) -> None:
+    odd = draft.rename(draft.with_name("our draft's"))
+    done = CliRunner().invoke(cli, [str(odd)])
+    assert shlex.split(done.stderr.strip()) == ["Next:", "k25stack", "draft", "inspect", str(odd)]
 
 
 def test_a_broken_draft_exits_1_with_evidence_and_fix(draft: Path, target: Path) -> None:
@@ -85,6 +96,25 @@ def test_the_shipped_stacks_are_clean() -> None:
         assert all("--draft sglang-eagle3-aq -n" in check.fix for check in wrong)
 
 
+@pytest.mark.parametrize(
+    ("cards", "argv", "fix"),
+    [
+        (7, "{}", "tensor_parallel: 4"),
+        (8, "{}", ""),
+        (6, "{dp-size: 2, enable-dp-attention: true}", "tensor_parallel: 4"),
+        (8, "{dp-size: 2, enable-dp-attention: true}", ""),
+    ],
+)
+def test_heads_that_the_cards_cannot_share_are_told_before_the_engine_stops(
+    tmp_path: Path, cards: int, argv: str, fix: str
+) -> None:
+    base = Path(__file__).parents[2] / "stacks" / "kimi-k2.5-8x-rtx-pro-6000.yaml"
+    profile = f"{{engine: sglang, version: 0.5.20, tensor_parallel: {cards}, argv: {argv}}}"
+    (tmp_path / "mine.yaml").write_text(f"extends: {base}\nname: mine\nserving: {{profiles: {{mine: {profile}}}}}\n")
+    checks = check_target(str(tmp_path / "mine.yaml"), Options(profile="mine")).checks
+    assert [check.fix for check in checks if check.id == "S4"] == ([fix] if fix else [])
+
+
 @pytest.mark.parametrize("name", ["nothing", "empty", "target", "notes.txt"])
 def test_other_things_are_a_usage_error(tmp_path: Path, target: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -93,6 +123,47 @@ def test_other_things_are_a_usage_error(tmp_path: Path, target: Path, name: str)
         check_target(str(tmp_path / name), Options())
     assert caught.value.exit_code == 2
     assert all(kind.name in str(caught.value) for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["draft/config.json"], "give its directory: draft"),
+        (["states/manifest.json"], "give its directory: states"),
+        (["states", "--draft", "target"], "--draft target: no draft"),
+        (["states", "--draft", "states"], "--draft states: no draft"),
+        (["http://127.0.0.1:1", "--draft", "target"], "--draft target: no draft"),
+        (["draft", "--states", "nowhere"], "--states nowhere: no manifest.json"),
+        (["draft", "--target", "draft"], "draft/config.json: the config of a draft (give the target's"),
+        (["draft", "--engine", "sglang==0.5.23"], "with a version as sglang@0.5.23"),
+        (["localhost:30000"], "http://localhost:30000)"),
+        (["HTTP://127.0.0.1:30000/v1"], "http://127.0.0.1:30000/v1)"),
+    ],
+)
+def test_a_slip_of_the_hand_is_no_broken_draft(
+    draft: Path, target: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    (target.parent / "states").mkdir()
+    (target.parent / "states" / "manifest.json").write_text("{}")
+    monkeypatch.chdir(draft.parent)
+    done = CliRunner().invoke(cli, words)
+    assert isinstance(done.exception, UsageError) and told in str(done.exception)
+
+
+def test_weights_that_may_not_be_read_are_not_to_be_copied_anew(draft: Path) -> None:
+    facts = replace(gather(draft), weights_problem=f"model.safetensors: {os.strerror(errno.EACCES)}")
+    assert [check.fix for check in readable(facts, Question())] == ["check the permissions, for the engine too"]
+
+
+def test_a_pointer_in_place_of_weights_is_told_as_what_it_is(draft: Path) -> None:
+    (draft / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+    done = CliRunner().invoke(cli, [str(draft)])
+    assert done.exit_code == 1 and "a Git LFS pointer, not the weights (git lfs pull)" in done.stdout
+
+
+@pytest.mark.parametrize("version", ["v0.5.23", "0.5.23.post1", "v0.5.23-cu130"])
+def test_a_tag_is_the_version_that_it_names(draft: Path, version: str) -> None:
+    assert check_target(str(draft), Options(engines=(f"sglang@{version}",))).verdict is Verdict.PASS
 
 
 def test_states_are_judged_by_their_manifest(tmp_path: Path) -> None:

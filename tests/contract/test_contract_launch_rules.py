@@ -37,6 +37,7 @@ def wrong(line: str, engine: str, gpu: str = "") -> list[str]:
     [
         # Values that the parser takes as any text, and the engine stops at.
         (DRAFT + "--speculative-algorithm EAGEL3", SGLANG, ["L3 fail"]),
+        (DRAFT + "--speculative-algorithm OURS", SGLANG, ["L3 warn"]),  # a plugin may have registered it
         (DRAFT + "--speculative-algorithm EAGLE-3", "sglang@0.5.16", ["L3 fail"]),
         (DRAFT + "--speculative-algorithm eagle3", SGLANG, []),
         (EAGLE3 + "--speculative-draft-attention-backend tirton", SGLANG, ["L3 fail"]),

@@ -220,6 +220,12 @@ def test_the_gap_ratio_decides(measured: tuple[int, ...], verdict: Verdict) -> N
     assert gap.verdict is verdict
 
 
+def test_too_few_rounds_for_the_gap_ratio_say_how_many_it_takes() -> None:
+    record, found = {"k": 3, "predicted": {"accept_length": 2.6}}, recorded((300, 200, 100, 50))
+    gap = next(check for check in accepted(found, record, UrlQuestion(rounds=600)) if check.id == "U4")
+    assert gap.verdict is Verdict.UNKNOWN and "1,500 rounds or more" in gap.fix
+
+
 TRAPS: list[tuple[str, dict[str, Any], str]] = [
     ("T3", {"drop": "lm_head.weight"}, "C3"),
     ("T4", {"drop": "d2t"}, "C4"),

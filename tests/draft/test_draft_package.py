@@ -216,6 +216,16 @@ def test_what_a_killed_try_left_goes_and_what_is_being_written_stays(tmp_path: P
     assert [child.name for child in tmp_path.iterdir()] == ["draft"]
 
 
+def test_a_draft_that_another_process_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    out = tmp_path / "draft"
+    with pytest.raises(UsageError, match="another process"), replacing_directory(out) as part:
+        (part / "config.json").write_text("ours")
+        with replacing_directory(out) as other:
+            (other / "config.json").write_text("theirs")
+    assert (out / "config.json").read_text() == "theirs"
+    assert [child.name for child in tmp_path.iterdir()] == ["draft"]
+
+
 def test_the_earlier_draft_comes_back_when_a_try_died_between_its_renames(tmp_path: Path) -> None:
     out = tmp_path / "draft"
     for place, text in ((tmp_path / ".draft.abc.old", "earlier"), (tmp_path / ".draft.abc.part", "later")):

@@ -82,6 +82,38 @@ def test_the_text_loads_and_names_what_it_left_out(tmp_path: Path) -> None:
     assert "hunter2" not in text
 
 
+def test_what_the_line_does_not_say_and_the_stack_does_is_told() -> None:
+    line = "CUDA_VISIBLE_DEVICES=0,1 CUDA_LAUNCH_BLOCKING=1 sglang serve --model-path /m --speculative-algorithm EAGLE3"
+    base = "kimi-k2.5-8x-rtx-pro-6000"
+    for engine, assumed in (
+        ("", [f"version 0.5.20: the line names none, that of {base} is taken"]),
+        ("sglang@0.5.16", []),
+    ):
+        text, notes = import_launch([line], engine, base, "x", None)
+        said = [note for _, note in notes]
+        assert [note for note in said if note.startswith("version ")] == assumed
+        assert "speculative.draft own: the line names none" in said
+        assert "CUDA_VISIBLE_DEVICES=0,1: which cards are taken is no part of a profile" in said
+        assert "CUDA_LAUNCH_BLOCKING: '1'" in text and "VISIBLE" not in text.split("extends:")[1]
+
+
+def test_a_systemd_unit_is_a_launch(tmp_path: Path) -> None:
+    unit = tmp_path / "sglang.service"
+    unit.write_text("""# by hand
+[Unit]
+Description=sglang
+[Service]
+EnvironmentFile=-/etc/sglang.env
+Environment=NCCL_P2P_LEVEL=SYS "FOO=a b"
+ExecStartPre=/bin/sleep 1
+ExecStart=-/opt/venv/bin/python -m sglang.launch_server --model-path /m \\
+    --tp-size 8
+""")
+    text, notes = import_launch([str(unit)], "sglang@0.5.20", "kimi-k2.5-8x-rtx-pro-6000", "x", None)
+    assert "tensor_parallel: 8" in text and "NCCL_P2P_LEVEL: SYS" in text and "FOO: a b" in text
+    assert any("/etc/sglang.env" in note for _, note in notes)
+
+
 def test_an_eagle_line_becomes_eagle3_and_says_why() -> None:
     line = (
         "sglang serve m --speculative-algorithm EAGLE --speculative-draft-model-path drafts/of/mine "
@@ -148,10 +180,13 @@ def test_a_value_that_is_none_is_left_out_and_listed() -> None:
 
 
 def test_secrets_are_named_and_what_only_sounds_so_is_kept() -> None:
-    line = "HF_TOKEN=a AWS_SECRET_ACCESS_KEY=b TOKENIZERS_PARALLELISM=false VLLM_API_KEY=c HOME=/ vllm serve m"
-    found = import_command(read_command(shlex.split(line)), version="0.31.0")
-    assert found.profile["env"] == {"TOKENIZERS_PARALLELISM": "false"}
-    assert [text.partition(":")[0] for text in found.unmapped] == ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY"]
+    """An engine's and NCCL's own variables were taken for keys by the end of their names."""
+    kept = {"TOKENIZERS_PARALLELISM": "false", "NCCL_IB_PKEY": "1", "SGLANG_USE_AITER_FP8_PER_TOKEN": "1"}
+    secrets = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "STRIPE_KEY"]
+    line = " ".join([*(f"{name}={value}" for name, value in kept.items()), *(f"{name}=a" for name in secrets)])
+    found = import_command(read_command(shlex.split(f"{line} HOME=/ vllm serve m")), version="0.31.0")
+    assert found.profile["env"] == kept
+    assert [text.partition(":")[0] for text in found.unmapped] == secrets
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,13 @@ TEXTS = (
     "https://h/x?api_key={}&a=1", "https://h/x?sig={}", "hf_{}", "sk-{}", "ghp_{}abcdefgh", "glpat-{}", "xoxb-{}",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{}", "bearer {}",
     "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----",
+    "x --api-key k1 {} --port 1", "{{'api_key': ['{}']}}", '{{"api_key": ["k1", "{}"]}}', "x(api_key=['{}', 'k2'])",
 )  # fmt: skip
 SECRETS: list[Any] = [
     *({name: SECRET} for name in NAMES),
     *({"deep": [[{"text": text.format(SECRET)}]]} for text in TEXTS),
     {"argv": ["--api-key", SECRET]}, {"argv": ("--api_key=" + SECRET,)}, {"argv": ["--api-key", [SECRET]]},
+    {"argv": ["--api-key", "k1", SECRET, "--port", "1"]},
     {"env": [f"HF_TOKEN={SECRET}"]}, {"token": {"a": SECRET}}, {f"http://me:{SECRET}@h": 1},
 ]  # fmt: skip
 
@@ -46,7 +48,8 @@ def test_numbers_under_a_secret_name_are_secrets() -> None:
 
 
 PIECES = ("a", "a=b:", "x=", "--a ", "eyJ-", "eyJaaaaaaaaaa.", "http://", "a://b", 'api_key="', "-u a", "key ",
-          "bearer ", "-----BEGIN PRIVATE KEY-----", "\\")  # fmt: skip
+          "bearer ", "-----BEGIN PRIVATE KEY-----", "\\", "api_key=[", "--api-key a ",
+          "hf_")  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -60,5 +63,7 @@ def test_what_is_no_secret_stays() -> None:
     info = {"max_total_tokens": 5, "speculative_token_map": "m", "tokenizer_path": "t", "port": 1, "api_key": None,
             "speculative_num_draft_tokens": 4, "launch_command": "x --max-total-tokens 5 --tokenizer-path t a=b",
             "eos_token": "</s>", "stop_token_ids": [1], "monkey": "m", "author": "a", "key": "k", "enable_auth": False,
-            "ssl_certfile": "/c", "address": "http://h:1/x?a=1"}  # fmt: skip
+            "ssl_certfile": "/c", "address": "http://h:1/x?a=1", "hf_overrides": {"a": 1}, "time_to_first_token": 0.5,
+            "text": "hf_transfer, hf_overrides; --user 1000:1000; api_key=None, 'hf_token': null; prompt_token: 5",
+            "argv": ["--api-key", None, "--port", "1"]}  # fmt: skip
     assert redacted(info) == info
