@@ -73,7 +73,8 @@ def check_argv(words: Sequence[str], engine: str = "", gpu: str = "", nccl: str 
     found, version = named or command.engine, version or command.version
     if not found or not version:
         missing = "engine" if not found else "version"
-        raise UsageError(f"the line does not tell the {missing}", where="check", remedy="give --engine sglang@0.5.20")
+        remedy = f"give --engine {'vllm@0.31.0' if found == 'vllm' else 'sglang@0.5.20'}"
+        raise UsageError(f"the line does not tell the {missing}", where="check", remedy=remedy)
     require_version(version, "--engine")
     launch = Launch(command, found, version, gpu=gpu_name(gpu), nccl=require_version(nccl, "--nccl"))
     return Result(" ".join(words[:6]) + (" ..." if len(words) > 6 else ""), "launch", check_launch(launch))
