@@ -67,3 +67,10 @@ class DriftError(K25Error):
     """What is on disk no longer matches its lock or its source."""
 
     exit_code = 4
+
+
+def in_words(error: Exception) -> str:
+    """What an exception of Python's own says of bad data: a bare KeyError is no more than a name in quotes."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return str(error) or type(error).__name__

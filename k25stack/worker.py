@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from k25stack.errors import HostError, K25Error, UsageError
+from k25stack.errors import HostError, K25Error, UsageError, in_words
 from k25stack.files import read_json, write_json
 
 
@@ -51,7 +51,7 @@ class Spec:
         except FileNotFoundError:
             raise UsageError("no such spec file", where=str(path), remedy="give the spec.json of a step") from None
         except (KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
-            raise UsageError(f"not a step spec: {error!r}", where=str(path)) from None
+            raise UsageError(f"not a step spec: {in_words(error)}", where=str(path)) from None
 
 
 class Progress:

@@ -20,7 +20,7 @@ from typing import Any
 
 from k25stack.draft.target import TargetFacts
 from k25stack.draft.weightfile import bool_part, int64_part
-from k25stack.errors import DamageError, UsageError
+from k25stack.errors import DamageError, UsageError, in_words
 from k25stack.files import sha256_file, sha256_text, write_json
 from k25stack.model.tensorfile import write_tensors
 from k25stack.worker import Progress, Spec, log, run_worker
@@ -59,7 +59,9 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
                 row["split"], row["domain"], row["prompt_ids"], row["response_ids"]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 where = f"{path}:{number}"
-                raise DamageError(f"not a sample row: {error!r}", where=where, remedy="generate again") from None
+                raise DamageError(
+                    f"not a sample row: {in_words(error)}", where=where, remedy="generate again"
+                ) from None
             yield row
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.errors import DamageError, HostError, UsageError
+from k25stack.errors import DamageError, HostError, UsageError, in_words
 from k25stack.files import CHUNK, read_json, sha256_file, write_json
 
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
@@ -184,7 +184,7 @@ def recorded(directory: Path) -> Listing | None:
         return Listing(kept["repo"], kept["revision"], files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamageError(
-            f"not a list of files: {error!r}", where=str(path), remedy="delete it and fetch again"
+            f"not a list of files: {in_words(error)}", where=str(path), remedy="delete it and fetch again"
         ) from None
 
 

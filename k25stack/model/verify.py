@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.errors import DamageError, UsageError
+from k25stack.errors import DamageError, UsageError, in_words
 from k25stack.files import read_json
 from k25stack.model.tensorfile import TensorInfo, read_header
 from k25stack.model.tokenizer import missing_files
@@ -99,7 +99,9 @@ def weight_files(directory: Path) -> list[Path]:
     try:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise DamageError(f"not a weight index: {error!r}", where=str(index), remedy="restore the file") from None
+        raise DamageError(
+            f"not a weight index: {in_words(error)}", where=str(index), remedy="restore the file"
+        ) from None
     if missing := [name for name in names if not (directory / name).is_file()]:
         what = f"{len(missing)} of {len(names)} weight files missing, first {missing[0]}"
         raise DamageError(what, where=str(directory), remedy="fetch the model again")

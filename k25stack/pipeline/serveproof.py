@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k25stack.contract.finding import Check, Verdict
-from k25stack.errors import ContractError, DamageError, HostError
+from k25stack.errors import ContractError, DamageError, HostError, in_words
 from k25stack.files import read_json
 from k25stack.pipeline.outputs import damage, from_json, scan
 
@@ -71,7 +71,9 @@ def require_unaltered(place: Path) -> None:
         record = dict(read_json(note))
         before = from_json(place, record["files"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamageError(f"not a list of what was made: {error!r}", where=str(note), remedy="run it again") from None
+        raise DamageError(
+            f"not a list of what was made: {in_words(error)}", where=str(note), remedy="run it again"
+        ) from None
     if lines := damage(before, scan(place, before.files)):
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
         raise DamageError(f"{lines[0]}{more}, since run {record.get('run', '?')} made it", where=str(place),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.errors import DamageError, UsageError
+from k25stack.errors import DamageError, UsageError, in_words
 from k25stack.files import read_json
 
 ARCHITECTURE = "LlamaForCausalLM"
@@ -61,7 +61,7 @@ class TargetConfig:
                 bos_id=raw.get("bos_token_id"),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamageError(f"not a complete Llama config: {error!r}", where=str(path)) from None
+            raise DamageError(f"not a complete Llama config: {in_words(error)}", where=str(path)) from None
 
 
 def refuse_unsupported(raw: dict[str, Any], where: str) -> None:

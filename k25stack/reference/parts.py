@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.errors import DamageError
+from k25stack.errors import DamageError, in_words
 from k25stack.files import read_json, sha256_file, write_json
 from k25stack.worker import log
 
@@ -58,7 +58,7 @@ class ChunkRecord:
             part = raw["recorded"]
             return cls(raw["key"], dict(raw["files"]), None if part is None else RecordedPart.from_dict(part))
         except (KeyError, TypeError, ValueError) as error:
-            what = f"not the record of a chunk: {error!r}"
+            what = f"not the record of a chunk: {in_words(error)}"
             raise DamageError(what, where=str(path), remedy="delete it, run again") from None
 
     def intact(self, directory: Path) -> bool:
@@ -85,4 +85,4 @@ def read_index(directory: Path) -> tuple[tuple[int, ...], list[RecordedPart]]:
         raw = read_json(path)
         return tuple(raw["layers"]), [RecordedPart.from_dict(part) for part in raw["parts"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise DamageError(f"not an index of recorded states: {error!r}", where=str(path)) from None
+        raise DamageError(f"not an index of recorded states: {in_words(error)}", where=str(path)) from None

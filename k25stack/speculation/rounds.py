@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from k25stack.errors import UsageError
+from k25stack.errors import UsageError, in_words
 
 ACCEPT_LENGTH = "k25stack/accept-length/1"
 """Definition id kept beside raw counters: 1 + accepted / verify calls over uncut rounds."""
@@ -76,7 +76,7 @@ class RoundCounts:
                 cut=int(raw.get("cut", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"not round counters: {error!r}", where="round counters") from None
+            raise UsageError(f"not round counters: {in_words(error)}", where="round counters") from None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON object with exactly the field names."""

