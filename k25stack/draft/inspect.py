@@ -46,6 +46,9 @@ def inspect_draft(directory: Path) -> dict[str, Any]:
         raise UsageError("no *.safetensors file", where=str(directory), remedy="convert the draft")
     expected = function.tensors()
     found = {name: info for file in files for name, info in file.tensors.items()}
+    layers = config.get("num_hidden_layers")
+    if layers not in (None, 1) and "fc.weight" not in map(spelled, found):
+        raise UsageError(f"a model of {layers} layers, no draft", where=str(directory), remedy="give a draft directory")
     tensors = [
         {
             "name": name,
@@ -56,7 +59,6 @@ def inspect_draft(directory: Path) -> dict[str, Any]:
         }
         for name, info in found.items()
     ]
-    layers = config.get("num_hidden_layers")
     own = sum(size(info.shape) for name, info in found.items() if info.dtype in FLOATS and not LENT.search(name))
     eagle = config.get("eagle_config")
     return {

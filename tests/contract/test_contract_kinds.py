@@ -21,6 +21,7 @@ from k25stack.contract.facts import Question, gather
 from k25stack.contract.finding import Verdict
 from k25stack.contract.kinds import KINDS, Options, check_target
 from k25stack.contract.main import program
+from k25stack.draft.inspect import inspect_draft
 from k25stack.errors import ContractError, UsageError
 from k25stack.worker import Spec
 
@@ -54,6 +55,11 @@ def test_the_next_command_can_be_typed_in_as_it_stands(draft: Path) -> None:
     odd = draft.rename(draft.with_name("our draft's"))
     done = CliRunner().invoke(cli, [str(odd)])
     assert shlex.split(done.stderr.strip()) == ["Next:", "k25stack", "draft", "inspect", str(odd)]
+
+
+def test_a_target_is_no_draft_to_inspect(tiny_target_dir: Path) -> None:
+    with pytest.raises(UsageError, match="a model of . layers, no draft"):
+        inspect_draft(tiny_target_dir)
 
 
 def test_a_broken_draft_exits_1_with_evidence_and_fix(draft: Path, target: Path) -> None:
