@@ -58,7 +58,7 @@ def test_the_next_command_can_be_typed_in_as_it_stands(draft: Path) -> None:
 
 
 def test_a_target_is_no_draft_to_inspect(tiny_target_dir: Path) -> None:
-    with pytest.raises(UsageError, match="a model of . layers, no draft"):
+    with pytest.raises(UsageError, match=r"a model of . layers, no draft"):
         inspect_draft(tiny_target_dir)
 
 
