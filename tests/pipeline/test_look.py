@@ -56,6 +56,14 @@ def test_status_of_a_failed_run_tells_the_error(loop: Loop) -> None:
     assert "no room" in lines[1]
 
 
+def test_the_disk_that_the_loop_uses(loop: Loop) -> None:
+    for room, name in (("artefacts", "kept"), ("models", "weights"), ("twins", "an-engine")):
+        (loop.workspace.state / room).mkdir(parents=True, exist_ok=True)
+        (loop.workspace.state / room / name).write_bytes(b"x" * 2_000_000)
+    os.link(loop.workspace.models / "weights", loop.workspace.artefacts / "the-same-file")
+    assert overview(loop.workspace)["disk"]["used_gb"] == 0.004
+
+
 def test_status_of_nothing(loop: Loop) -> None:
     assert render(overview(loop.workspace))[:2] == ["no runs here", "lease: free"]
 
