@@ -36,7 +36,8 @@ def check(
     ] = None,
     layers: Annotated[str, typer.Option(help="Canonical layer ids of the training states, as 2,30,58.")] = "",
     states: Annotated[
-        Path | None, typer.Option(help="The states that the draft was trained on.", show_default=False)
+        Path | None,
+        typer.Option(help="The states that a draft was trained on; another extraction of states.", show_default=False),
     ] = None,
     profile: Annotated[str, typer.Option("--profile", "-p", help="One profile of a stack file.")] = "",
     deep: Annotated[bool, typer.Option("--deep", help="Read and hash contents too, not only headers.")] = False,

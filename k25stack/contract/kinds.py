@@ -30,7 +30,7 @@ class Options:
     target: Path | None = None  # of a draft: model directory or config.json
     layers: tuple[int, ...] | None = None
     context: int | None = None
-    states: Path | None = None
+    states: Path | None = None  # that a draft was trained on; beside states: another extraction of their text
     profile: str = ""
     gpu: str = ""  # of a stack or a launch line, as sm120; a stack's own card if left out
     nccl: str = ""  # version of NCCL
@@ -81,10 +81,15 @@ def require_draft(options: Options) -> None:
         raise UsageError("no draft", where=f"--draft {options.draft}", remedy="give a draft directory")
 
 
-def judge_draft(target: str, options: Options) -> Result:
-    facts = TargetFacts.read(options.target) if options.target else None
+def require_states(options: Options) -> None:
+    """Raises UsageError when --states names something else."""
     if options.states is not None and not is_states(str(options.states)):
         raise UsageError("no manifest.json", where=f"--states {options.states}", remedy="give a directory of states")
+
+
+def judge_draft(target: str, options: Options) -> Result:
+    facts = TargetFacts.read(options.target) if options.target else None
+    require_states(options)
     question = Question(options.layers, facts, options.context, options.states, options.deep)
     return check_draft(Path(target), options.engines, question)
 
@@ -93,7 +98,8 @@ def judge_states(target: str, options: Options) -> Result:
     from k25stack.contract.states import StatesQuestion, check_states
 
     require_draft(options)
-    question = StatesQuestion(options.target, options.draft, options.layers, options.deep)
+    require_states(options)
+    question = StatesQuestion(options.target, options.draft, options.layers, options.deep, options.states)
     return check_states(Path(target), question)
 
 

@@ -1,6 +1,6 @@
-"""The checks of a directory of hidden-state shards, D1 to D9: one small function each, in one table.
+"""The checks of a directory of hidden-state shards, D1 to D10: one small function each, in one table.
 
-Headers, manifest and tokens are read with the standard library; what the states themselves hold (D2, D4) needs torch.
+Headers, manifest and tokens are read with the standard library; what the states hold (D2, D4, D10) needs torch.
 To add one: write the function, add its row to ``TABLE``.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k25stack.contract import states_aux, states_head, states_text, states_values
+from k25stack.contract import states_aux, states_beside, states_head, states_text, states_values
 from k25stack.contract.facts import attempt
 from k25stack.contract.finding import Check, Result, Verdict
 from k25stack.draft.provenance import PROVENANCE
@@ -34,6 +34,7 @@ class StatesQuestion:
     draft: Path | None = None  # trained, or to be trained, on these states
     layers: tuple[int, ...] | None = None  # canonical
     deep: bool = False  # read every byte, judge every document
+    beside: Path | None = None  # another extraction of the same text
 
 
 @dataclass(frozen=True)
@@ -205,4 +206,10 @@ def amount(facts: StatesFacts) -> Iterator[Check]:
     yield from states_text.epochs(facts.record)
 
 
-TABLE: tuple[Judge, ...] = (whole, values, layers, one_origin, last_norm, text_quality, amount)
+def again(facts: StatesFacts) -> Iterator[Check]:
+    """D10: another extraction of the same text gives the same states."""
+    if facts.question.beside is not None:
+        yield from states_beside.compare(facts.directory, facts.question.beside)
+
+
+TABLE: tuple[Judge, ...] = (whole, values, layers, one_origin, last_norm, text_quality, amount, again)
