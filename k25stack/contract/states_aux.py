@@ -11,7 +11,6 @@ A record cannot say that an extractor permuted its blocks, took the next layer o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,8 +82,7 @@ def some(directory: Path, texts: Sequence[Text]) -> list[Document]:
     for text in texts[:: max(1, len(texts) // DOCUMENTS)]:
         if sum(map(len, found)) >= ROWS:
             break
-        ref = refs[text.shard, text.begin]
-        found.append(states.load(replace(ref, end=min(ref.end, ref.begin + ROWS))))
+        found.append(states.load(refs[text.shard, text.begin].beginning(ROWS)))
     return found
 
 

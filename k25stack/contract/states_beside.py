@@ -9,7 +9,6 @@ router that turns at a tie moves single tokens further.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,7 @@ def in_common(directory: Path, other: Path) -> tuple[dict[str, Any], int]:
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     rows = 0
     for pair in pairs[:: max(1, sum(len(ref) for ref, _ in pairs) // ROWS)]:
-        place, twin = (replace(ref, end=min(ref.end, ref.begin + ROWS)) for ref in pair)  # of long ones the beginning
+        place, twin = (ref.beginning(ROWS) for ref in pair)
         left, right = mine.load(place), its.load(twin)
         if not torch.equal(left.token_ids, right.token_ids):
             continue

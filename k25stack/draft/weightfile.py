@@ -21,7 +21,6 @@ PIECE_BYTES = 1 << 22
 MAP_BYTES = 1 << 26  # of a vocabulary map: eight million ids; what is larger is no map
 LONGEST_NAME = 500  # characters
 INDEX = "model.safetensors.index.json"
-POINTER = b"version https://git-lfs"  # what a clone without Git LFS has in place of a large file
 
 
 def weight_paths(directory: Path) -> list[Path]:
@@ -64,9 +63,6 @@ class WeightFile:
         that no trainer writes (line ends, terminal codes)."""
         if not path.is_file():
             raise DamageError("not a file" if path.exists() else "no such file", where=str(path))
-        with path.open("rb") as file:
-            if file.read(len(POINTER)) == POINTER:
-                raise DamageError("a Git LFS pointer, not the weights", where=str(path), remedy="git lfs pull")
         try:
             header = read_header(path)
         except RecursionError:

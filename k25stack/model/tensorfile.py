@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k25stack.errors import DamageError
+from k25stack.errors import DamageError, in_words
 from k25stack.files import replacing
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ ITEM_BYTES = {
 # The data area starts at a multiple of this, so that mapped rows are aligned for vector loads.
 ALIGNMENT = 64
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+LFS_POINTER = b"version "  # the first word of what a clone without Git LFS has in place of a large file
 OTHER_KINDS = {
     b"PK\x03\x04": "a zip archive (torch.save writes these)",
     b"\x80": "a pickle, which can run code when it is read",
@@ -142,6 +143,8 @@ def read_header(path: Path) -> Header:
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
+        if start == LFS_POINTER and not _plausible(start, size):
+            raise DamageError("a Git LFS pointer, not the weights", where=str(path), remedy="git lfs pull")
         for magic, kind in OTHER_KINDS.items():
             if start.startswith(magic) and not _plausible(start, size):
                 raise DamageError(
@@ -171,7 +174,7 @@ def _parse(path: Path, text: bytes, size: int) -> Header:
         base = 8 + len(text)
         tensors = {name: _tensor(name, entry, base) for name, entry in raw.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamageError(f"wrong header: {error}", where=where) from None
+        raise DamageError(f"wrong header: {in_words(error)}", where=where) from None
     end = base
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if info.begin != end:

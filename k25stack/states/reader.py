@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ class DocumentRef:
 
     def __len__(self) -> int:
         return self.end - self.begin
+
+    def beginning(self, rows: int) -> DocumentRef:
+        """Its first ``rows`` rows, or all of fewer."""
+        return replace(self, end=min(self.end, self.begin + rows))
 
 
 class Shard:
